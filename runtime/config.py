@@ -1,0 +1,235 @@
+"""The run's configuration: one TOML file becomes one frozen `Config`.
+
+Each section is owned by the component that reads it and checks itself in `__post_init__`; unknown keys,
+wrong types and impossible values are refused before anything is started. Secrets never live here.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from runtime.errors import ConfigError
+
+
+def _require(ok: bool, key: str, value: object, allowed: str) -> None:
+    if not ok:
+        raise ValueError(f"`{key}` is {value!r}; allowed: {allowed}")
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Decoder LM in the style of Llama: RMSNorm, RoPE, SwiGLU, grouped-query attention."""
+
+    num_layers: int = 4
+    hidden: int = 128
+    num_query_heads: int = 16
+    num_kv_heads: int = 8
+    head_dim: int = 8
+    mlp_hidden: int = 344
+    mlp_block: int = 8
+    vocab: int = 256
+    vocab_block: int = 8
+    tied: bool = True
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        for key in [
+            "num_layers",
+            "hidden",
+            "num_query_heads",
+            "num_kv_heads",
+            "head_dim",
+            "mlp_hidden",
+            "mlp_block",
+            "vocab",
+            "vocab_block",
+        ]:
+            _require(getattr(self, key) >= 1, key, getattr(self, key), "1 or more")
+        _require(
+            self.num_query_heads % self.num_kv_heads == 0,
+            "num_kv_heads",
+            self.num_kv_heads,
+            f"a divisor of num_query_heads ({self.num_query_heads})",
+        )
+        _require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number (RoPE pairs)")
+        _require(
+            self.mlp_hidden % self.mlp_block == 0,
+            "mlp_hidden",
+            self.mlp_hidden,
+            f"a multiple of mlp_block ({self.mlp_block})",
+        )
+
+
+class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Data, batch and optimizer. `steps` 0 means until stopped."""
+
+    text: str = ""
+    seq_len: int = 64
+    global_batch: int = 16
+    micro_batch: int = 8
+    steps: int = 0
+    lr: float = 3e-3
+    warmup_steps: int = 20
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    seed: int = 0
+    sync: Literal["direct"] = "direct"
+    bucket_mb: float = 4.0
+    state_hash_every: int = 50
+
+    def __post_init__(self) -> None:
+        for key in ("seq_len", "global_batch", "micro_batch"):
+            _require(getattr(self, key) >= 1, key, getattr(self, key), "1 or more")
+        for key in ("steps", "warmup_steps", "seed", "state_hash_every"):
+            _require(getattr(self, key) >= 0, key, getattr(self, key), "0 or more")
+        for key in ("lr", "clip_norm", "bucket_mb", "eps"):
+            _require(getattr(self, key) > 0, key, getattr(self, key), "more than 0")
+
+
+class RackConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One scale-up domain; each rack carries one replica of `gpus` slots.
+
+    host: which agent owns its GPUs. power_budget_w: 0 means just enough for every normal cap.
+    """
+
+    name: str
+    gpus: int = 8
+    host: str = "localhost"
+    power_budget_w: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.gpus <= 72, "gpus", self.gpus, "1 to 72")
+        _require(
+            bool(self.name) and "/" not in self.name and self.name.isprintable(),
+            "name",
+            self.name,
+            "a printable name without '/'",
+        )
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Racks and the devices in them. Device and backend are configuration, not a fork in the code."""
+
+    racks: tuple[RackConfig, ...] = (RackConfig(name="rack-0"), RackConfig(name="rack-1"))
+    device: Literal["emulated", "cuda"] = "emulated"
+    backend: Literal["gloo", "nccl"] = "gloo"
+
+    def __post_init__(self) -> None:
+        _require(len(self.racks) >= 1, "racks", list(self.racks), "at least one rack")
+        names = [rack.name for rack in self.racks]
+        _require(len(set(names)) == len(names), "racks", names, "distinct names")
+        _require(
+            not (self.device == "emulated" and self.backend == "nccl"),
+            "backend",
+            self.backend,
+            '"gloo" with device = "emulated"',
+        )
+
+
+class EmulatedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The emulated device (labelled `emulated` wherever it is shown).
+
+    step_s: what a healthy step takes at the normal cap. Power in watts, temperature in Celsius.
+    """
+
+    step_s: float = 1.0
+    normal_cap_w: float = 1000.0
+    min_cap_w: float = 200.0
+    max_cap_w: float = 1300.0
+    idle_w: float = 140.0
+    ambient_c: float = 28.0
+    thermal_resistance_c_per_w: float = 0.037
+    thermal_tau_s: float = 20.0
+    throttle_c: float = 85.0
+
+    def __post_init__(self) -> None:
+        _require(self.step_s >= 0, "step_s", self.step_s, "0 (as fast as the host) or more")
+        _require(
+            0 < self.min_cap_w <= self.normal_cap_w <= self.max_cap_w,
+            "normal_cap_w",
+            self.normal_cap_w,
+            f"min_cap_w ({self.min_cap_w}) to max_cap_w ({self.max_cap_w})",
+        )
+
+
+Answer = Literal["auto", "approve", "auto_after_deadline"]
+
+
+class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who decides what, and how long a proposal stands. Leaving out a broken replica is always automatic."""
+
+    shrink: Answer = "approve"
+    grow: Answer = "approve"
+    drop: Answer = "approve"
+    expires_s: float = 900.0
+    deadline_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        _require(self.expires_s > 0, "expires_s", self.expires_s, "more than 0")
+        _require(self.deadline_s > 0, "deadline_s", self.deadline_s, "more than 0")
+
+
+class ControlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Addresses and deadlines of the control plane; nothing listens beyond 127.0.0.1 unless told to."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    step_deadline_s: float = 10.0
+    join_deadline_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.port <= 65535, "port", self.port, "0 (any free port) to 65535")
+        _require(self.step_deadline_s > 0, "step_deadline_s", self.step_deadline_s, "more than 0")
+        _require(self.join_deadline_s > 0, "join_deadline_s", self.join_deadline_s, "more than 0")
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole resolved configuration; stored with the run."""
+
+    name: str = "demo"
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    emulated: EmulatedConfig = EmulatedConfig()
+    policy: PolicyConfig = PolicyConfig()
+    control: ControlConfig = ControlConfig()
+
+    def __post_init__(self) -> None:
+        _require(bool(self.name) and self.name.isprintable(), "name", self.name, "a printable name")
+        holdable = min(self.model.num_query_heads, self.model.mlp_hidden // self.model.mlp_block)
+        for rack in self.cluster.racks:
+            _require(
+                rack.gpus <= holdable,
+                f"racks.{rack.name}.gpus",
+                rack.gpus,
+                f"1 to {holdable}, so that every slot holds a query head and an MLP block",
+            )
+
+
+def load_config(path: Path | None) -> Config:
+    """Read a TOML file (or the defaults when `path` is None).
+
+    Raises:
+        ConfigError: names the key, the value and the allowed range.
+    """
+    if path is None:
+        return Config()
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return parse_config(data, origin=str(path))
+
+
+def parse_config(data: dict[str, object], *, origin: str) -> Config:
+    """Turn decoded TOML into a `Config`; same errors as `load_config`."""
+    try:
+        return msgspec.convert(data, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{origin}: {error}") from error

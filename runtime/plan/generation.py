@@ -1,0 +1,122 @@
+"""What one generation is: shape, layouts, batch plan, power plan, and how to get into it.
+
+The controller writes a `GenerationPlan`, every rank executes it without asking further. Everything a
+rank does (its groups, its samples, what it sends and receives) derives from this one value, so equal
+digests mean equal behaviour. Pure: no torch, no store, no clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+NO_HOLDER = -1
+
+# Family name -> for every unit, the slot that holds it (`NO_HOLDER` where a standby replica has a hole).
+# Key/value heads and replicated parameters are derived (see runtime.layout), never stored.
+Holders = dict[str, tuple[int, ...]]
+
+
+class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica within a generation.
+
+    mode: "training" computes samples; "standby" computes nothing but receives every synchronised
+        gradient of the units it holds and applies it, so that it can rejoin at once; "out" has no
+        live slot.
+    live: live slots, ascending. gpus: the GPU id (`rack/slot`) of every slot, dead ones included.
+    num_samples: samples of each step this replica computes (0 unless training).
+    caps_w: power cap of every slot in watts (0.0 for dead slots).
+    """
+
+    replica: int
+    rack: str
+    mode: str
+    gpus: tuple[str, ...]
+    live: tuple[int, ...]
+    holders: Holders
+    num_samples: int = 0
+    caps_w: tuple[float, ...] = ()
+
+    @property
+    def degree(self) -> int:
+        return len(self.live)
+
+
+class RollForward(msgspec.Struct, frozen=True, kw_only=True):
+    """Some rank applied `step` before the failure: whoever has not, applies it with these values.
+
+    grad_norm: the clip norm of that step, as computed by the commit reduction.
+    """
+
+    step: int
+    grad_norm: float
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """State that a member brings along: the holders by which its tensors are laid out.
+
+    gpu: whose state. replica/slot: which column of `holders` it is.
+    """
+
+    gpu: str
+    replica: int
+    slot: int
+    holders: Holders
+
+
+class GenerationPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a rank needs to enter generation `generation`.
+
+    applied_step: number of optimizer steps every source has applied once `roll_forward` is done; the
+        next step to train is this number (steps count from 0).
+    sources: members that bring valid state. Empty means: initialise from the config's seed.
+    store_host/store_port: the TCPStore for rendezvous; keys are prefixed `run/generation/`.
+    """
+
+    run: str
+    generation: int
+    store_host: str
+    store_port: int
+    replicas: tuple[ReplicaPlan, ...]
+    applied_step: int = 0
+    roll_forward: RollForward | None = None
+    sources: tuple[Source, ...] = ()
+    planned: bool = False
+
+    def members(self) -> tuple[str, ...]:
+        """GPU ids of every rank, in world rank order: by replica, then by slot."""
+        return tuple(
+            plan.gpus[slot] for plan in self.replicas if plan.mode != "out" for slot in plan.live
+        )
+
+    def first_sample(self, replica: int, step: int) -> int:
+        """Index of the first sample that `replica` takes of `step`; it takes `num_samples` from it."""
+        before = sum(plan.num_samples for plan in self.replicas if plan.replica < replica)
+        return step * self.global_batch + before
+
+    @property
+    def global_batch(self) -> int:
+        return sum(plan.num_samples for plan in self.replicas)
+
+    def digest(self) -> str:
+        """Hex digest over the whole plan; ranks compare it before they trust each other."""
+        return hashlib.blake2b(
+            msgspec.json.encode(self, order="sorted"), digest_size=16
+        ).hexdigest()
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's word after an abort; the controller's vote over these decides where to go on.
+
+    applied_step: optimizer steps applied. layout_generation: generation whose layout its tensors
+    follow (0: none, fresh process). synced: it holds the synchronised gradients of step
+    `applied_step`, not yet applied. grad_norm: norm of the last applied step, when it knows it.
+    """
+
+    gpu: str
+    generation: int
+    applied_step: int
+    layout_generation: int
+    synced: bool = False
+    grad_norm: float | None = None

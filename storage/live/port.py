@@ -1,0 +1,108 @@
+"""The port to live state: what every backend does, and what callers may rely on.
+
+A port is a folder, a backend is a leaf file: `storage.live.redis_store`, `storage.live.memory`. The contract is
+written here once and one test suite (tests/contract) runs over every backend. Only the edges open a
+backend. Every method raises `LiveStoreDown` when the store cannot be reached and nothing was done (or it
+cannot be known), and `RecordError` for a record that does not decode; neither loses anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from storage.records import (
+    Command,
+    CommandResult,
+    JournalEntry,
+    Proposal,
+    RackRecord,
+    RunState,
+)
+
+
+class LiveStoreDown(Exception):
+    """The live store cannot be reached. The message says which address and what to try."""
+
+
+class LiveStore(Protocol):
+    """Live state of all runs. Keys are namespaced by run; everything is bounded.
+
+    Streams keep what the recorder has not acknowledged (see `acknowledge`) and a short tail of the rest.
+    """
+
+    def ping(self) -> None:
+        """Return when the store answers."""
+
+    def close(self) -> None:
+        """Close what this object opened."""
+
+    # runs ------------------------------------------------------------------------------------
+    def put_run(self, state: RunState) -> None:
+        """Replace the snapshot of a run; a state with an older `updated_at` or smaller generation is ignored."""
+
+    def get_run(self, run: str) -> RunState | None: ...
+
+    def list_runs(self) -> list[RunState]:
+        """All runs the store still knows (at most the newest 100), newest first."""
+
+    # racks -----------------------------------------------------------------------------------
+    def put_racks(self, records: Sequence[RackRecord]) -> None:
+        """Replace the newest record of each rack and keep the last 600 of each as history."""
+
+    def get_racks(self, run: str) -> dict[str, RackRecord]:
+        """Newest record of every rack of a run, in one round trip."""
+
+    def rack_history(self, run: str, rack: str, count: int = 300) -> list[RackRecord]:
+        """The last `count` records of one rack, oldest first."""
+
+    # journal ---------------------------------------------------------------------------------
+    def append(self, run: str, entries: Sequence[JournalEntry]) -> int:
+        """Append entries in order; an entry whose seq is not above the last one is ignored (so a retry or
+        a resend is harmless). Returns the last seq the store holds."""
+
+    def last_seq(self, run: str) -> int:
+        """Seq of the newest journal entry the store has seen, 0 when it knows none (or lost all)."""
+
+    def read_journal(
+        self, run: str, after: int, count: int = 500, block_ms: int = 0
+    ) -> list[JournalEntry]:
+        """Entries with seq > `after`, ascending, at most `count`; waits up to `block_ms` (<= 2000) for one."""
+
+    def tail_journal(self, run: str, count: int) -> list[JournalEntry]:
+        """The newest `count` entries, oldest first (fills a chart when a page opens)."""
+
+    def acknowledge(self, run: str, seq: int) -> None:
+        """The recorder has everything up to `seq` in SQL; the store may trim (it keeps a tail of 5,000)."""
+
+    def acknowledged(self, run: str) -> int: ...
+
+    # proposals -------------------------------------------------------------------------------
+    def put_proposal(self, proposal: Proposal) -> bool:
+        """Write a proposal if its revision is above the stored one. False: it was not."""
+
+    def get_proposal(self, run: str, proposal: str) -> Proposal | None: ...
+
+    def list_proposals(self, run: str) -> list[Proposal]:
+        """All proposals kept for a run (the newest 200), newest first."""
+
+    # commands --------------------------------------------------------------------------------
+    def submit(self, run: str, command: Command, now: float) -> CommandResult:
+        """Hand a command to the controller, atomically and at most once.
+
+        The same command id again gives the first result with code "duplicate" and ok as it was. A `Decide` is checked
+        in the same atomic step: the proposal exists ("unknown"), is open ("decided" / "expired" /
+        "stale"), is not past expires_at by `now` ("expired"), matches generation and revision ("stale"); then
+        the proposal becomes approved or rejected (revision + 1, decided_by, decided_at, chosen), so that of any number of
+        racing deciders exactly one wins. ok with code "accepted" means: queued for the controller.
+        """
+
+    def read_commands(
+        self, run: str, after: str, count: int = 100, block_ms: int = 0
+    ) -> list[tuple[str, Command | None]]:
+        """Commands after position `after` ("" = from the start), as (position, command); None for one that does not decode."""
+
+    def put_result(self, run: str, result: CommandResult) -> None:
+        """The controller's answer to a command (kept 24 hours)."""
+
+    def get_result(self, run: str, command: str) -> CommandResult | None: ...

@@ -1,0 +1,432 @@
+"""The frozen records that runtime and app share: what goes through Redis and into SQL.
+
+Encoding is msgspec (JSON for records a person may read, MessagePack for packed ones); each envelope
+carries `schema`. Decoding validates: a bad record raises `RecordError` and touches nothing. Times are
+seconds since the epoch (float, UTC), durations `_s`, power `_w`, temperature `_c`, clocks `_mhz`.
+This module must not know any backend.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+SCHEMA = 1
+
+GpuState = Literal["healthy", "suspect", "degraded", "draining", "failed", "repairing"]
+GPU_STATES: tuple[GpuState, ...] = (
+    "healthy", "suspect", "degraded", "draining", "failed", "repairing",
+)  # fmt: skip
+RunStatus = Literal["starting", "running", "reconfiguring", "waiting", "stopped", "failed"]
+ReplicaMode = Literal["training", "standby", "out"]
+ActionKind = Literal["carry_on", "drop", "shrink", "shrink_boost", "grow", "replace", "restart"]
+ProposalState = Literal[
+    "open", "approved", "applying", "applied", "failed", "rejected", "expired", "stale"
+]
+Severity = Literal["info", "warning", "critical"]
+Bucket = Literal[
+    "productive", "degraded", "detecting", "reconfiguring", "recomputing",
+    "checkpointing", "waiting_for_approval", "paused", "starting", "unknown",
+]  # fmt: skip
+BUCKETS: tuple[Bucket, ...] = (
+    "productive", "degraded", "detecting", "reconfiguring", "recomputing",
+    "checkpointing", "waiting_for_approval", "paused", "starting", "unknown",
+)  # fmt: skip
+
+
+class RecordError(Exception):
+    """A record that cannot be decoded; says what was expected and what came."""
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all records: frozen, by keyword; fields added later get defaults."""
+
+
+# ── live state ────────────────────────────────────────────────────────────────────────────────
+
+
+class RackRecord(_Record, frozen=True, kw_only=True):
+    """One rack, one second: a column per quantity, one little-endian float32 per GPU slot.
+
+    states: one byte per GPU, an index into `GPU_STATES`. step_s: the GPU's own compute share of
+    the last step (emulated or measured), 0 when it does not train. emulated: pace, power and
+    temperature come from a model, not a device.
+    """
+
+    run: str
+    rack: str
+    at: float
+    emulated: bool
+    budget_w: float
+    normal_cap_w: float
+    max_cap_w: float
+    states: bytes
+    power_w: bytes
+    cap_w: bytes
+    temp_c: bytes
+    util: bytes
+    clock_mhz: bytes
+    step_s: bytes
+    schema: int = SCHEMA
+
+    def column(self, name: str) -> npt.NDArray[np.float32]:
+        """Column `name` (for example "power_w") as float32 of shape (gpus,)."""
+        return np.frombuffer(getattr(self, name), dtype="<f4")
+
+    def state_names(self) -> tuple[GpuState, ...]:
+        return tuple(GPU_STATES[index] for index in self.states)
+
+    @property
+    def num_gpus(self) -> int:
+        return len(self.states)
+
+
+class ReplicaState(_Record, frozen=True, kw_only=True):
+    """One replica as it stands: its shape, share of the batch and pace.
+
+    gpus: GPU id per slot. live: live slots. units: family -> number of units per slot (dead: 0).
+    step_s: the replica's own share of a step (its slowest slot), without waiting for the others.
+    boost_w: watts above the normal cap on its boosted GPUs, 0 when none.
+    """
+
+    replica: int
+    rack: str
+    mode: ReplicaMode
+    gpus: tuple[str, ...]
+    live: tuple[int, ...]
+    num_samples: int
+    units: dict[str, tuple[int, ...]]
+    step_s: float = 0.0
+    boost_w: float = 0.0
+
+
+class RunState(_Record, frozen=True, kw_only=True):
+    """The snapshot a dashboard tick reads: one record per run, rewritten on every change.
+
+    step: optimizer steps committed. ideal_step_s: step time of the fully healthy run (baseline of
+    goodput). ledger: bucket -> seconds, adds up to wall_s. policy: "observe", ... as shown in the header.
+    """
+
+    run: str
+    name: str
+    status: RunStatus
+    emulated: bool
+    device: str
+    started_at: float
+    updated_at: float
+    generation: int
+    step: int
+    seq_len: int
+    global_batch: int
+    num_params: int
+    replicas: tuple[ReplicaState, ...]
+    ledger: dict[str, float]
+    wall_s: float
+    loss: float | None = None
+    tokens_per_s: float = 0.0
+    step_s: float = 0.0
+    ideal_step_s: float = 0.0
+    time_goodput: float = 0.0
+    token_goodput: float = 0.0
+    status_reason: str = ""
+    policy: str = "act with approval"
+    ended_at: float | None = None
+    schema: int = SCHEMA
+
+
+# ── journal: what must never be lost; numbered by the controller, ends in SQL ─────────────────
+
+
+class RunStarted(_Record, frozen=True, kw_only=True, tag="run_started"):
+    """First entry of a run. config: the resolved configuration as JSON text."""
+
+    seq: int
+    at: float
+    run: str
+    name: str
+    emulated: bool
+    device: str
+    config: str
+    seq_len: int
+    global_batch: int
+    num_params: int
+
+
+class RunEnded(_Record, frozen=True, kw_only=True, tag="run_ended"):
+    seq: int
+    at: float
+    run: str
+    status: RunStatus
+    reason: str
+
+
+class GenerationFormed(_Record, frozen=True, kw_only=True, tag="generation_formed"):
+    """A generation committed its first step. replicas: the shape from `first_step` on."""
+
+    seq: int
+    at: float
+    run: str
+    generation: int
+    first_step: int
+    replicas: tuple[ReplicaState, ...]
+    cause: str
+    proposal: str = ""
+    reconfigure_s: float = 0.0
+    bytes_moved: int = 0
+
+
+class StepCommitted(_Record, frozen=True, kw_only=True, tag="step_committed"):
+    """One optimizer step. samples: (replica, first sample index, count) of who trained what."""
+
+    seq: int
+    at: float
+    run: str
+    step: int
+    generation: int
+    loss: float
+    grad_norm: float
+    tokens: int
+    step_s: float
+    exposed_sync_s: float
+    samples: tuple[tuple[int, int, int], ...]
+    replica_step_s: tuple[float, ...]
+
+
+class EventHappened(_Record, frozen=True, kw_only=True, tag="event"):
+    """Something that happened, in the past tense. kind: for example "gpu_failed", "replica_left_out",
+    "replica_rejoined", "gpu_repaired", "generation_aborted", "cap_changed", "rank_fenced"."""
+
+    seq: int
+    at: float
+    run: str
+    kind: str
+    severity: Severity
+    message: str
+    generation: int = 0
+    replica: int | None = None
+    rack: str | None = None
+    gpu: str | None = None
+    details: dict[str, Any] = {}
+
+
+class Option(_Record, frozen=True, kw_only=True):
+    """One thing the planner compared, with its predicted effect.
+
+    shape: live slots per replica that would train ([] = left out). caps_w: GPU id -> cap where it
+    differs from the normal cap. goodput: predicted token goodput while it stands (0..1).
+    cost_s: seconds the run pauses to get there. feasible False: `reason` says why not.
+    """
+
+    kind: ActionKind
+    title: str
+    shape: tuple[tuple[int, ...], ...]
+    samples: tuple[int, ...]
+    step_s: float
+    tokens_per_s: float
+    goodput: float
+    cost_s: float
+    risk: str
+    caps_w: dict[str, float] = {}
+    feasible: bool = True
+    reason: str = ""
+
+
+class Outcome(_Record, frozen=True, kw_only=True):
+    """What came of an applied proposal, measured: shown beside the prediction."""
+
+    generation: int
+    applied_at: float
+    first_commit_s: float
+    step_s: float = 0.0
+    tokens_per_s: float = 0.0
+    goodput: float = 0.0
+    num_steps: int = 0
+
+
+class Proposal(_Record, frozen=True, kw_only=True):
+    """A recommended reconfiguration and its life. options[recommended] is the recommendation;
+    the others are the alternatives. It can be approved only while `generation` stands.
+
+    before: the shape when it was computed. evidence: what was seen, with times. revision grows with every change.
+    chosen: index of the option that was approved. state_reason says why it is stale, rejected, failed.
+    """
+
+    id: str
+    run: str
+    generation: int
+    revision: int
+    created_at: float
+    expires_at: float
+    replica: int
+    kind: ActionKind
+    cause: str
+    before: tuple[ReplicaState, ...]
+    options: tuple[Option, ...]
+    recommended: int
+    state: ProposalState = "open"
+    state_reason: str = ""
+    evidence: tuple[tuple[float, str], ...] = ()
+    chosen: int | None = None
+    decided_by: str = ""
+    decided_at: float | None = None
+    auto_at: float | None = None
+    outcome: Outcome | None = None
+    schema: int = SCHEMA
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in ("applied", "failed", "rejected", "expired", "stale")
+
+
+class ProposalChanged(_Record, frozen=True, kw_only=True, tag="proposal_changed"):
+    seq: int
+    at: float
+    run: str
+    proposal: Proposal
+
+
+class DecisionMade(_Record, frozen=True, kw_only=True, tag="decision_made"):
+    """An answer to a proposal. id is the command id, so it counts once. via: "browser", "cli", "policy"."""
+
+    seq: int
+    at: float
+    run: str
+    id: str
+    proposal: str
+    generation: int
+    verdict: Literal["approved", "rejected"]
+    option: int | None
+    who: str
+    via: str
+    reason: str
+
+
+class LedgerSpent(_Record, frozen=True, kw_only=True, tag="ledger_spent"):
+    """Wall time attributed to one bucket: [begin, end). Intervals of a run never overlap or gap;
+    together they add up to the run's wall time."""
+
+    seq: int
+    at: float
+    run: str
+    bucket: Bucket
+    begin: float
+    end: float
+    tokens: int = 0
+
+
+JournalEntry = (
+    RunStarted
+    | RunEnded
+    | GenerationFormed
+    | StepCommitted
+    | EventHappened
+    | ProposalChanged
+    | DecisionMade
+    | LedgerSpent
+)
+
+
+# ── commands: requests from people, in ────────────────────────────────────────────────────────
+
+
+class Decide(_Record, frozen=True, kw_only=True, tag="decide"):
+    """Approve (with an option) or reject a proposal. `id` is minted when the dialog opens."""
+
+    id: str
+    at: float
+    who: str
+    via: str
+    proposal: str
+    generation: int
+    revision: int
+    verdict: Literal["approved", "rejected"]
+    option: int | None = None
+    reason: str = ""
+
+
+class Trigger(_Record, frozen=True, kw_only=True, tag="trigger"):
+    """Ask for a proposal by hand; it then goes the usual way to approval."""
+
+    id: str
+    at: float
+    who: str
+    via: str
+    replica: int
+    kind: ActionKind
+    reason: str = ""
+
+
+class Fault(_Record, frozen=True, kw_only=True, tag="fault"):
+    """Inject a fault (emulated runs only) or report a repair. factor: slowness, 1.0 is none."""
+
+    id: str
+    at: float
+    who: str
+    via: str
+    gpu: str
+    kind: Literal["kill", "hang", "slow", "repair"]
+    factor: float = 1.0
+
+
+class Stop(_Record, frozen=True, kw_only=True, tag="stop"):
+    id: str
+    at: float
+    who: str
+    via: str
+    reason: str = ""
+
+
+Command = Decide | Trigger | Fault | Stop
+
+
+class CommandResult(_Record, frozen=True, kw_only=True):
+    """What became of a command. code: "accepted", "done", "duplicate", or why it was refused: "stale",
+    "expired", "decided", "unknown", "invalid", "not_allowed"."""
+
+    id: str
+    at: float
+    ok: bool
+    code: str
+    message: str
+
+
+# ── encoding ──────────────────────────────────────────────────────────────────────────────────
+
+T = TypeVar("T")
+
+
+def encode_json(record: Any) -> bytes:
+    """JSON bytes of a record, with stable key order."""
+    return msgspec.json.encode(record, order="deterministic")
+
+
+def decode_json(data: bytes | str, kind: Any) -> Any:
+    """Decode and validate `data` as `kind` (a record type or union).
+
+    Raises:
+        RecordError: not valid JSON, or not a valid `kind`; names the field.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordError(f"bad record: {error}") from error
+
+
+def encode_packed(record: Any) -> bytes:
+    """MessagePack bytes of a record (racks: columns stay raw bytes)."""
+    return msgspec.msgpack.encode(record)
+
+
+def decode_packed(data: bytes, kind: type[T]) -> T:
+    """Decode and validate packed bytes.
+
+    Raises:
+        RecordError: not MessagePack, or not a valid `kind`.
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordError(f"bad packed record: {error}") from error
