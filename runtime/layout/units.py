@@ -1,0 +1,117 @@
+"""Families, units and parameters: what a slot can hold, derived from the model alone.
+
+A family is a kind of unit; every parameter belongs to one family and stores one row per unit, so
+row order is unit order on every peer. Key/value heads ("kv") and norms ("replicated") are derived:
+they follow from the holders of the query heads and from the live slots, and no plan stores them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.config import ModelConfig
+from runtime.plan.generation import NO_HOLDER, Holders
+
+STORED_FAMILIES = ("attention", "mlp", "vocab")
+FAMILIES = ("attention", "kv", "mlp", "vocab", "replicated")
+
+# Family -> units a slot holds, ascending.
+Held = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of the logical model; `row` is the shape of one unit's row.
+
+    layer: -1 outside the decoder layers. decay: whether AdamW decays it.
+    """
+
+    name: str
+    layer: int
+    family: str
+    row: tuple[int, ...]
+    decay: bool = True
+
+    @property
+    def row_elements(self) -> int:
+        return math.prod(self.row)
+
+
+def parameters(model: ModelConfig) -> tuple[Parameter, ...]:
+    """Every parameter in storage order: forward order; gradients become ready in reverse."""
+    dim, head, block = model.hidden, model.head_dim, model.mlp_block
+    vocab_row = (model.vocab_block, dim)
+    out = [Parameter("embed", -1, "vocab", vocab_row)]
+    for layer in range(model.num_layers):
+        out += [
+            Parameter("attn_norm", layer, "replicated", (dim,), decay=False),
+            Parameter("wq", layer, "attention", (head, dim)),
+            Parameter("wk", layer, "kv", (head, dim)),
+            Parameter("wv", layer, "kv", (head, dim)),
+            Parameter("wo", layer, "attention", (head, dim)),
+            Parameter("mlp_norm", layer, "replicated", (dim,), decay=False),
+            Parameter("gate", layer, "mlp", (block, dim)),
+            Parameter("up", layer, "mlp", (block, dim)),
+            Parameter("down", layer, "mlp", (block, dim)),
+        ]
+    out.append(Parameter("final_norm", -1, "replicated", (dim,), decay=False))
+    if not model.tied:
+        out.append(Parameter("head", -1, "vocab", vocab_row))
+    return tuple(out)
+
+
+def num_units(model: ModelConfig, family: str) -> int:
+    """Units of `family` in the logical model; the last vocabulary block may be ragged."""
+    return {
+        "attention": model.num_query_heads,
+        "kv": model.num_kv_heads,
+        "mlp": model.mlp_hidden // model.mlp_block,
+        "vocab": -(-model.vocab // model.vocab_block),
+        "replicated": 1,
+    }[family]
+
+
+def unit_elements(model: ModelConfig, family: str) -> int:
+    """Parameter elements that one unit of `family` comprises over all layers."""
+    return sum(p.row_elements for p in parameters(model) if p.family == family)
+
+
+def kv_head(model: ModelConfig, query_head: int) -> int:
+    """The key/value head that a query head reads."""
+    return query_head // (model.num_query_heads // model.num_kv_heads)
+
+
+def held_by_slot(model: ModelConfig, holders: Holders, slots: Sequence[int]) -> dict[int, Held]:
+    """Units of every family on each of `slots`, derived families included.
+
+    A key/value head is held by every slot that holds one of its query heads.
+    """
+    rows: dict[int, dict[str, list[int]]] = {
+        slot: {family: [] for family in FAMILIES} for slot in slots
+    }
+    for family in STORED_FAMILIES:
+        for unit, slot in enumerate(holders[family]):
+            if slot != NO_HOLDER and slot in rows:
+                rows[slot][family].append(unit)
+    held: dict[int, Held] = {}
+    for slot, units in rows.items():
+        units["kv"] = sorted({kv_head(model, head) for head in units["attention"]})
+        units["replicated"] = [0]
+        held[slot] = {family: tuple(units[family]) for family in FAMILIES}
+    return held
+
+
+def held_units(model: ModelConfig, holders: Holders, slot: int) -> Held:
+    """Units of every family on one slot; see `held_by_slot`."""
+    return held_by_slot(model, holders, (slot,))[slot]
+
+
+def without(holders: Holders, dead: Sequence[int]) -> Holders:
+    """The same layout with holes where `dead` slots were: survivors keep exactly what they hold."""
+    gone = frozenset(dead)
+    return {
+        family: tuple(NO_HOLDER if slot in gone else slot for slot in slots)
+        for family, slots in holders.items()
+    }
