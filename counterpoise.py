@@ -1,4 +1,4 @@
-"""`python -m counterpoise`, and the module beside which Streamlit looks for our components' files."""
+"""`python -m counterpoise`, and the place beside which Streamlit looks for components."""
 
 from __future__ import annotations
 
