@@ -1,14 +1,15 @@
 """The frozen records that runtime and app share: what goes through Redis and into SQL.
 
-Encoding is msgspec (JSON for records a person may read, MessagePack for packed ones); each envelope
-carries `schema`. Decoding validates: a bad record raises `RecordError` and touches nothing. Times are
-seconds since the epoch (float, UTC), durations `_s`, power `_w`, temperature `_c`, clocks `_mhz`.
+Encoding is msgspec: MessagePack in the stores (JSON has neither NaN nor infinity, and a diverged
+loss must travel too), JSON for what a person reads; each envelope carries `schema`. Decoding
+validates: a bad record raises `RecordError` and touches nothing. Times are seconds since the epoch
+(float, UTC), durations `_s`, power `_w`, temperature `_c`, clocks `_mhz`.
 This module must not know any backend.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -72,6 +73,19 @@ class RackRecord(_Record, frozen=True, kw_only=True):
     step_s: bytes
     schema: int = SCHEMA
 
+    def __post_init__(self) -> None:
+        num_gpus = len(self.states)
+        if num_gpus and max(self.states) >= len(GPU_STATES):
+            raise ValueError(
+                f"`states` has {max(self.states)}; allowed: 0 to {len(GPU_STATES) - 1}"
+            )
+        for name in ("power_w", "cap_w", "temp_c", "util", "clock_mhz", "step_s"):
+            if len(getattr(self, name)) != 4 * num_gpus:
+                raise ValueError(
+                    f"`{name}` has {len(getattr(self, name))} bytes; "
+                    f"expected one float32 for each of {num_gpus} GPUs"
+                )
+
     def column(self, name: str) -> npt.NDArray[np.float32]:
         """Column `name` (for example "power_w") as float32 of shape (gpus,)."""
         return np.frombuffer(getattr(self, name), dtype="<f4")
@@ -107,7 +121,7 @@ class RunState(_Record, frozen=True, kw_only=True):
     """The snapshot a dashboard tick reads: one record per run, rewritten on every change.
 
     step: optimizer steps committed. ideal_step_s: step time of the fully healthy run (baseline of
-    goodput). ledger: bucket -> seconds, adds up to wall_s. policy: "observe", ... as shown in the header.
+    goodput). ledger: bucket -> seconds, adds up to wall_s. policy: as shown in the header.
     """
 
     run: str
@@ -196,8 +210,9 @@ class StepCommitted(_Record, frozen=True, kw_only=True, tag="step_committed"):
 
 
 class EventHappened(_Record, frozen=True, kw_only=True, tag="event"):
-    """Something that happened, in the past tense. kind: for example "gpu_failed", "replica_left_out",
-    "replica_rejoined", "gpu_repaired", "generation_aborted", "cap_changed", "rank_fenced"."""
+    """Something that happened, in the past tense. kind: for example "gpu_failed",
+    "replica_left_out", "replica_rejoined", "gpu_repaired", "generation_aborted", "cap_changed",
+    "rank_fenced"; the recorder adds "bad_record" and "journal_gap"."""
 
     seq: int
     at: float
@@ -250,8 +265,9 @@ class Proposal(_Record, frozen=True, kw_only=True):
     """A recommended reconfiguration and its life. options[recommended] is the recommendation;
     the others are the alternatives. It can be approved only while `generation` stands.
 
-    before: the shape when it was computed. evidence: what was seen, with times. revision grows with every change.
-    chosen: index of the option that was approved. state_reason says why it is stale, rejected, failed.
+    before: the shape when it was computed. evidence: what was seen, with times. revision grows
+    with every change. chosen: index of the option that was approved. state_reason says why it is
+    stale, rejected, failed.
     """
 
     id: str
@@ -289,7 +305,8 @@ class ProposalChanged(_Record, frozen=True, kw_only=True, tag="proposal_changed"
 
 
 class DecisionMade(_Record, frozen=True, kw_only=True, tag="decision_made"):
-    """An answer to a proposal. id is the command id, so it counts once. via: "browser", "cli", "policy"."""
+    """An answer to a proposal. id is the command id, so it counts once. via: "browser", "cli",
+    "policy"."""
 
     seq: int
     at: float
@@ -383,8 +400,8 @@ Command = Decide | Trigger | Fault | Stop
 
 
 class CommandResult(_Record, frozen=True, kw_only=True):
-    """What became of a command. code: "accepted", "done", "duplicate", or why it was refused: "stale",
-    "expired", "decided", "unknown", "invalid", "not_allowed"."""
+    """What became of a command. code: "accepted", "done", "duplicate", or why it was refused:
+    "stale", "expired", "decided", "unknown", "invalid", "not_allowed"."""
 
     id: str
     at: float
@@ -395,12 +412,17 @@ class CommandResult(_Record, frozen=True, kw_only=True):
 
 # ── encoding ──────────────────────────────────────────────────────────────────────────────────
 
-T = TypeVar("T")
+
+def _plain(value: object) -> object:
+    """numpy scalars, which msgspec does not know, as the Python numbers they are."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise NotImplementedError
 
 
 def encode_json(record: Any) -> bytes:
-    """JSON bytes of a record, with stable key order."""
-    return msgspec.json.encode(record, order="deterministic")
+    """JSON bytes of a record, with stable key order. NaN and infinity become null."""
+    return msgspec.json.encode(record, enc_hook=_plain, order="deterministic")
 
 
 def decode_json(data: bytes | str, kind: Any) -> Any:
@@ -411,22 +433,22 @@ def decode_json(data: bytes | str, kind: Any) -> Any:
     """
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"bad record: {error}") from error
 
 
 def encode_packed(record: Any) -> bytes:
-    """MessagePack bytes of a record (racks: columns stay raw bytes)."""
-    return msgspec.msgpack.encode(record)
+    """MessagePack bytes of a record: columns stay raw bytes, NaN and infinity survive."""
+    return msgspec.msgpack.encode(record, enc_hook=_plain)
 
 
-def decode_packed(data: bytes, kind: type[T]) -> T:
-    """Decode and validate packed bytes.
+def decode_packed(data: bytes, kind: Any) -> Any:
+    """Decode and validate packed bytes as `kind` (a record type or union).
 
     Raises:
         RecordError: not MessagePack, or not a valid `kind`.
     """
     try:
         return msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"bad packed record: {error}") from error

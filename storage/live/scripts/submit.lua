@@ -1,0 +1,62 @@
+-- Queue a command once; for a decision, check and change the proposal in the same step.
+-- KEYS[1]  hash: first result of this command id
+-- KEYS[2]  stream: commands
+-- KEYS[3]  hash: the proposal (only for a decision)
+-- KEYS[4]  hash: snapshot of the run (only for a decision)
+-- ARGV[1]  encoded command        ARGV[2] now      ARGV[3] seconds to keep the result
+-- ARGV[4]  commands to keep       ARGV[5] 'decide', or '' for the rest, which then ends here
+-- ARGV[6]  generation             ARGV[7] revision
+-- ARGV[8]  'approved' or 'rejected'
+-- ARGV[9]  option ('' = the recommended one)
+-- ARGV[10] who                    ARGV[11] reason
+-- Returns duplicate (0 or 1), code, state, who decided, time of the first result.
+-- storage.live.verdict.judge is the same check in Python: change both.
+local function judge(proposal)
+  if not proposal.state then
+    return 'unknown'
+  elseif proposal.state == 'expired' or proposal.state == 'stale' then
+    return proposal.state
+  elseif proposal.state ~= 'open' then
+    return 'decided'
+  elseif tonumber(ARGV[2]) > tonumber(proposal.expires_at) then
+    return 'expired'
+  end
+  local current = tonumber(redis.call('HGET', KEYS[4], 'generation') or '0')
+  if ARGV[6] ~= proposal.generation or ARGV[7] ~= proposal.revision
+      or current > tonumber(proposal.generation) then
+    return 'stale'
+  end
+  local option = tonumber(ARGV[9] ~= '' and ARGV[9] or proposal.recommended)
+  if ARGV[8] == 'approved'
+      and (option < 0 or string.sub(proposal.feasible, option + 1, option + 1) ~= '1') then
+    return 'invalid'
+  end
+  return 'accepted', option
+end
+
+local first = redis.call('HMGET', KEYS[1], 'code', 'state', 'by', 'at')
+if first[1] then
+  return {1, first[1], first[2], first[3], first[4]}
+end
+local code, state, by = 'accepted', '', ''
+if ARGV[5] == 'decide' then
+  local flat = redis.call('HGETALL', KEYS[3])
+  local proposal = {}
+  for i = 1, #flat, 2 do
+    proposal[flat[i]] = flat[i + 1]
+  end
+  local option
+  code, option = judge(proposal)
+  state, by = proposal.state or '', proposal.decided_by or ''
+  if code == 'accepted' then
+    redis.call('HSET', KEYS[3], 'state', ARGV[8], 'decided_by', ARGV[10], 'decided_at', ARGV[2],
+      'revision', string.format('%.0f', tonumber(proposal.revision) + 1), 'state_reason', ARGV[11],
+      'chosen', ARGV[8] == 'approved' and string.format('%.0f', option) or '')
+  end
+end
+if code == 'accepted' then
+  redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', 'd', ARGV[1])
+end
+redis.call('HSET', KEYS[1], 'code', code, 'state', state, 'by', by, 'at', ARGV[2])
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+return {0, code, state, by, ARGV[2]}
