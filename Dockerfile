@@ -3,7 +3,8 @@
 FROM python:3.13-slim
 
 ARG TORCH_BACKEND=cpu
-ENV PYTHONUNBUFFERED=1
+ENV PYTHONUNBUFFERED=1 \
+    COUNTERPOISE_HOME=/var/lib/counterpoise
 
 WORKDIR /opt/counterpoise
 COPY constraints.txt ./
