@@ -1,0 +1,285 @@
+"""One option of the planner: what a change of one replica would do to the whole run.
+
+Each comes out as an `Option`, feasible or with the reason why not, so that the screen can show them
+all. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from runtime.errors import PlanError
+from runtime.layout.takeover import takeover
+from runtime.plan.cost import ReplicaLoad
+from runtime.plan.situation import ReplicaSituation, Situation
+from runtime.plan.wording import risk, share_of, title
+from runtime.power.emulated import sustained_w
+from runtime.power.governor import CapPlan, LimitedBy, RackPower, floor_w, plan_caps
+from runtime.power.port import PowerLimits
+from storage.records import ActionKind, Option
+
+_NOT_YET: dict[ActionKind, str] = {
+    "replace": "no spare configured",
+    "restart": "no checkpoint yet",
+}
+_LIMITS: dict[LimitedBy, str] = {
+    "": "",
+    "budget": ", limited by the rack's power budget",
+    "device": ", limited by the GPUs' highest cap",
+}
+
+
+_NO_BOOST: dict[LimitedBy, str] = {
+    "": "its pace needs no boost",
+    "budget": "the rack's power budget leaves nothing for a boost",
+    "device": "the normal cap is the highest the GPUs take",
+}
+_SAME_PACE = 1e-6
+
+
+class _Change(NamedTuple):
+    """What an option does to its replica: slots that train (() leaves it out) and their caps."""
+
+    kind: ActionKind
+    title: str
+    risk: str
+    shape: tuple[int, ...]
+    load: ReplicaLoad
+    cost_s: float
+
+
+def build(situation: Situation, subject: ReplicaSituation, kind: ActionKind) -> Option:
+    """The option of `kind` for replica `subject`; infeasible ones say why in `reason`."""
+    reason = _obstacle(situation, subject, kind)
+    if reason:
+        return _infeasible(situation, subject, kind, reason)
+    if kind == "carry_on":
+        return _predicted(situation, subject, _carry_on(situation, subject))
+    if kind == "drop":
+        return _predicted(situation, subject, _drop(situation, subject))
+    if kind == "shrink_boost":
+        return _shrink_boost(situation, subject)
+    slots = subject.live if kind == "shrink" else subject.usable
+    load = _reshaped(situation, subject, slots)
+    change = _Change(
+        kind,
+        title(subject, kind),
+        risk(situation, subject, kind),
+        slots,
+        load,
+        situation.costs.reconfigure_s,
+    )
+    return _predicted(situation, subject, change)
+
+
+# what stands in the way ------------------------------------------------------------------------
+
+
+def _obstacle(situation: Situation, subject: ReplicaSituation, kind: ActionKind) -> str:
+    """Why `kind` cannot be done, "" if it can."""
+    if kind in _NOT_YET:
+        return _NOT_YET[kind]
+    if kind in ("carry_on", "drop"):
+        others_train = any(r.trains for r in situation.replicas if r.replica != subject.replica)
+        if others_train or (kind == "carry_on" and subject.trains):
+            return ""
+        return "no other replica trains: the run would stop"
+    if not subject.usable:
+        return f"replica {subject.replica} has no live slot"
+    if kind == "grow":
+        rejoins = not subject.trains and not subject.dead
+        possible = subject.returned or rejoins
+        return "" if possible else f"no GPU of replica {subject.replica} has come back"
+    return _shrink_obstacle(situation, subject, kind)
+
+
+def _shrink_obstacle(situation: Situation, subject: ReplicaSituation, kind: ActionKind) -> str:
+    name = f"replica {subject.replica}"
+    if not subject.live:
+        return f"no live slot of {name} holds its state; let it grow instead"
+    if not subject.dead:
+        return f"{name} has no dead slot"
+    boosted = any(cap_w > situation.normal_cap_w for cap_w in subject.caps_w)
+    if kind == "shrink" and subject.trains and not boosted:
+        return f"{name} already trains with {share_of(subject, subject.live)}"
+    return ""
+
+
+def _infeasible(
+    situation: Situation, subject: ReplicaSituation, kind: ActionKind, reason: str
+) -> Option:
+    return Option(
+        kind=kind,
+        title=title(subject, kind),
+        shape=tuple(replica.shape for replica in situation.replicas),
+        samples=(0,) * len(situation.replicas),
+        step_s=0.0,
+        tokens_per_s=0.0,
+        goodput=0.0,
+        cost_s=situation.costs.restart_s if kind == "restart" else 0.0,
+        risk="",
+        feasible=False,
+        reason=reason,
+    )
+
+
+# the changes -----------------------------------------------------------------------------------
+
+
+def _carry_on(situation: Situation, subject: ReplicaSituation) -> _Change:
+    return _Change(
+        "carry_on",
+        title(subject, "carry_on"),
+        risk(situation, subject, "carry_on"),
+        subject.shape,
+        situation.load(subject),
+        0.0,
+    )
+
+
+def _drop(situation: Situation, subject: ReplicaSituation) -> _Change:
+    cost_s = situation.costs.reconfigure_s if subject.trains else 0.0
+    return _Change(
+        "drop",
+        title(subject, "drop"),
+        risk(situation, subject, "drop"),
+        (),
+        situation.load(subject),
+        cost_s,
+    )
+
+
+def _shrink_boost(situation: Situation, subject: ReplicaSituation) -> Option:
+    """Boost to the healthy pace, then no further than the whole-sample batch split can use."""
+    load = _reshaped(situation, subject, subject.live)
+    try:
+        plan = _plan_caps(situation, subject, load, 1.0)
+    except PlanError as error:
+        return _infeasible(situation, subject, "shrink_boost", str(error))
+    if not _boosted(situation, plan):
+        return _infeasible(situation, subject, "shrink_boost", _NO_BOOST[plan.limited_by])
+    limit = _LIMITS[plan.limited_by]
+    in_use = _pace_in_use(situation, subject, load, plan)
+    if in_use < plan.pace - _SAME_PACE:
+        plan, limit = _plan_caps(situation, subject, load, in_use), ", all that whole samples use"
+    if not _boosted(situation, plan):
+        why = "whole samples leave no gain: the step is as long without it"
+        return _infeasible(situation, subject, "shrink_boost", why)
+    if subject.trains and plan.caps_w == _live_caps(subject):
+        why = f"replica {subject.replica} already trains with this boost"
+        return _infeasible(situation, subject, "shrink_boost", why)
+    heading = (
+        f"{title(subject, 'shrink')} and boost up to {max(plan.caps_w):.0f} W: "
+        f"{plan.pace:.2f} of the healthy pace{limit}"
+    )
+    num = sum(cap_w > situation.normal_cap_w for cap_w in plan.caps_w)
+    danger = (
+        f"{risk(situation, subject, 'shrink')} {num} GPUs run above their normal cap; "
+        f"the rack draws up to {plan.sum_w:.0f} W."
+    )
+    change = _Change(
+        "shrink_boost",
+        heading,
+        danger,
+        subject.live,
+        msgspec.structs.replace(load, caps_w=plan.caps_w),
+        situation.costs.reconfigure_s,
+    )
+    return _predicted(situation, subject, change)
+
+
+def _live_caps(subject: ReplicaSituation) -> tuple[float, ...]:
+    alive = frozenset(subject.live)
+    return tuple(cap_w if slot in alive else 0.0 for slot, cap_w in enumerate(subject.caps_w))
+
+
+def _plan_caps(
+    situation: Situation, subject: ReplicaSituation, load: ReplicaLoad, target_pace: float
+) -> CapPlan:
+    return plan_caps(_rack_power(situation, subject, load), target_pace)
+
+
+def _rack_power(situation: Situation, subject: ReplicaSituation, load: ReplicaLoad) -> RackPower:
+    emulated = situation.config.emulated
+    return RackPower(
+        loads=situation.model.loads_by_slot(load),
+        live=load.live,
+        limits=PowerLimits(
+            min_w=emulated.min_cap_w, normal_w=emulated.normal_cap_w, max_w=sustained_w(emulated)
+        ),
+        budget_w=situation.rack(subject).power_budget_w,
+    )
+
+
+def _boosted(situation: Situation, plan: CapPlan) -> bool:
+    return any(cap_w > situation.normal_cap_w for cap_w in plan.caps_w)
+
+
+def _pace_in_use(
+    situation: Situation, subject: ReplicaSituation, load: ReplicaLoad, plan: CapPlan
+) -> float:
+    """Pace below which `subject` would begin to make the step of the boosted batch split longer."""
+    model = situation.model
+    boosted = msgspec.structs.replace(load, caps_w=plan.caps_w)
+    loads = _shared_out(situation, subject, boosted, trains=True)
+    step_s = max(each.num_samples * model.sample_s(each) for each in loads if each.num_samples)
+    mine = loads[subject.replica].num_samples
+    if step_s <= 0.0:
+        return 0.0
+    return min(1.0, mine / model.healthy_samples * model.base_step_s / step_s)
+
+
+# prediction ------------------------------------------------------------------------------------
+
+
+def _shared_out(
+    situation: Situation, subject: ReplicaSituation, load: ReplicaLoad, *, trains: bool
+) -> list[ReplicaLoad]:
+    """Loads of all replicas with the batch shared out; the others stay as they are."""
+    loads, on = [], []
+    for replica in situation.replicas:
+        mine = replica.replica == subject.replica
+        loads.append(load if mine else situation.load(replica))
+        on.append(trains if mine else replica.trains)
+    return situation.model.shared_out(loads, on)
+
+
+def _predicted(situation: Situation, subject: ReplicaSituation, change: _Change) -> Option:
+    loads = _shared_out(situation, subject, change.load, trains=bool(change.shape))
+    step = situation.model.predict(loads)
+    shape = tuple(
+        change.shape if replica.replica == subject.replica else replica.shape
+        for replica in situation.replicas
+    )
+    caps_w = {
+        replica.gpus[slot]: load.caps_w[slot]
+        for replica, load, slots in zip(situation.replicas, loads, shape, strict=True)
+        for slot in slots
+        if load.caps_w[slot] != situation.normal_cap_w
+    }
+    return Option(
+        kind=change.kind,
+        title=change.title,
+        shape=shape,
+        samples=tuple(load.num_samples for load in loads),
+        step_s=step.step_s,
+        tokens_per_s=step.tokens_per_s,
+        goodput=step.goodput,
+        cost_s=change.cost_s,
+        risk=change.risk,
+        caps_w=caps_w,
+    )
+
+
+def _reshaped(
+    situation: Situation, subject: ReplicaSituation, slots: tuple[int, ...]
+) -> ReplicaLoad:
+    """`subject` training on `slots` without boost."""
+    holders = takeover(situation.config.model, subject.home, subject.holders, slots)
+    alive = frozenset(slots)
+    load = msgspec.structs.replace(situation.load(subject), holders=holders, live=slots)
+    cap_w = floor_w(_rack_power(situation, subject, load))
+    caps_w = tuple(cap_w if slot in alive else 0.0 for slot in range(subject.num_slots))
+    return msgspec.structs.replace(load, caps_w=caps_w)

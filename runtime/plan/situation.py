@@ -1,0 +1,132 @@
+"""What the planner is told, and what the controller is told in return: plain values.
+
+A `Situation` is the run as it stands; a `ReplicaTarget` is what one replica shall become. Pure.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from runtime.config import Config, RackConfig
+from runtime.errors import PlanError
+from runtime.plan.cost import Calibration, CostModel, ReplicaLoad
+from runtime.plan.generation import NO_HOLDER, Holders
+from storage.records import ReplicaMode
+
+
+class Costs(msgspec.Struct, frozen=True, kw_only=True):
+    """What the planner charges for changes, in seconds; measured where the run has measured.
+
+    horizon_s: how long a choice is taken to stand; 3 h is the shortest repair in the NTP paper's
+        trace (a software failure).
+    """
+
+    reconfigure_s: float = 2.0
+    restart_s: float = 60.0
+    horizon_s: float = 10_800.0
+
+
+class ReplicaSituation(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica as it stands.
+
+    home/holders: its home layout, and the current one (holes where nobody holds a unit, or still
+        naming slots that are dead). live: slots that hold its state now. returned: slots that are
+        back but hold nothing yet; all others are dead.
+    caps_w, slowness: per slot; slowness is measured, 1.0 is none, () means none anywhere.
+    """
+
+    replica: int
+    rack: str
+    mode: ReplicaMode
+    gpus: tuple[str, ...]
+    home: Holders
+    holders: Holders
+    live: tuple[int, ...]
+    caps_w: tuple[float, ...]
+    returned: tuple[int, ...] = ()
+    slowness: tuple[float, ...] = ()
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.gpus)
+
+    @property
+    def dead(self) -> tuple[int, ...]:
+        there = frozenset(self.live) | frozenset(self.returned)
+        return tuple(slot for slot in range(self.num_slots) if slot not in there)
+
+    @property
+    def usable(self) -> tuple[int, ...]:
+        """Slots that could train: live or returned."""
+        return tuple(sorted({*self.live, *self.returned}))
+
+    @property
+    def intact(self) -> bool:
+        """Every unit has a live holder: it can train as it is."""
+        alive = frozenset(self.live)
+        return bool(alive) and all(
+            slot in alive for slots in self.holders.values() for slot in slots
+        )
+
+    @property
+    def trains(self) -> bool:
+        """It is in training and no failure has just broken it."""
+        return self.mode == "training" and self.intact
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Live slots that train; () when it is left out."""
+        return self.live if self.trains else ()
+
+
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole run as the planner sees it. replicas[i] is replica i."""
+
+    config: Config
+    replicas: tuple[ReplicaSituation, ...]
+    calibration: Calibration = Calibration()
+    costs: Costs = Costs()
+
+    @property
+    def model(self) -> CostModel:
+        return CostModel(config=self.config, calibration=self.calibration)
+
+    @property
+    def normal_cap_w(self) -> float:
+        return self.config.emulated.normal_cap_w
+
+    def rack(self, replica: ReplicaSituation) -> RackConfig:
+        """The rack that carries `replica`.
+
+        Raises:
+            PlanError: the config has no rack of that name.
+        """
+        for rack in self.config.cluster.racks:
+            if rack.name == replica.rack:
+                return rack
+        raise PlanError(f"replica {replica.replica} is in rack {replica.rack!r}, not in the config")
+
+    def load(self, replica: ReplicaSituation) -> ReplicaLoad:
+        """`replica` as it stands, for the cost model; without samples yet."""
+        return ReplicaLoad(
+            holders=replica.holders,
+            live=replica.live,
+            caps_w=replica.caps_w,
+            host=self.rack(replica).host,
+            slowness=replica.slowness,
+        )
+
+
+class ReplicaTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """What one replica shall be in the next generation; fields as in `ReplicaPlan`."""
+
+    replica: int
+    mode: ReplicaMode
+    live: tuple[int, ...]
+    holders: Holders
+    num_samples: int
+    caps_w: tuple[float, ...]
+
+    @property
+    def has_holes(self) -> bool:
+        return any(NO_HOLDER in slots for slots in self.holders.values())

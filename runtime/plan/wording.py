@@ -1,0 +1,46 @@
+"""The words of an option: its title and its risk, short and in the glossary's terms. Pure."""
+
+from __future__ import annotations
+
+from runtime.plan.situation import ReplicaSituation, Situation
+from storage.records import ActionKind
+
+
+def share_of(subject: ReplicaSituation, slots: tuple[int, ...]) -> str:
+    return f"{len(slots)} of {subject.num_slots} slots"
+
+
+def title(subject: ReplicaSituation, kind: ActionKind) -> str:
+    name = f"replica {subject.replica}"
+    usable = subject.usable
+    if kind == "carry_on":
+        if not subject.trains:
+            return f"Carry on without {name}"
+        return f"Carry on with {name} at {share_of(subject, subject.live)}"
+    if kind == "grow":
+        if not subject.trains:
+            return f"Let {name} rejoin with {share_of(subject, usable)}"
+        return f"Grow {name} to {share_of(subject, usable)}"
+    return {
+        "drop": f"Drop {name} until it is repaired",
+        "shrink": f"Shrink {name} to {share_of(subject, subject.live)}",
+        "shrink_boost": f"Shrink {name} to {share_of(subject, subject.live)} and boost",
+        "replace": f"Replace the dead slots of {name} by a spare",
+        "restart": "Restart all replicas from a checkpoint",
+    }[kind]
+
+
+def risk(situation: Situation, subject: ReplicaSituation, kind: ActionKind) -> str:
+    """What may go wrong or be lost, in plain words."""
+    training = sum(1 for replica in situation.replicas if replica.trains and replica is not subject)
+    if kind == "carry_on" and subject.trains:
+        return "None: nothing changes."
+    if kind in ("carry_on", "drop"):
+        if training == 1:
+            return "Only one replica trains: if it fails as well, the run stops or shrinks at once."
+        return f"{training} replicas carry the whole batch; each further failure weighs more."
+    slots = subject.live if kind == "shrink" else subject.usable
+    if len(slots) == subject.num_slots:
+        return "Low: the returned GPU has not trained since; it may fail again."
+    more = subject.num_slots / len(slots) - 1.0
+    return f"Low: each live GPU holds {more:.0%} more state; a further dead slot adds to that."
