@@ -1,0 +1,143 @@
+"""One slot's share of the decoder (RMSNorm, RoPE, SwiGLU, grouped-query attention).
+
+The model owns no memory: its leaves are views into the state's flat buffers, gradients included.
+Neighbouring parameters that see the same input form one leaf, so that q, k, v and gate, up cost one
+product each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+from runtime.config import ModelConfig
+from runtime.engine.groups import Group
+from runtime.engine.layers import (
+    NormIntoReplica,
+    SumOverReplica,
+    VocabParallelLoss,
+    causal_attention,
+    rotary_angles,
+    rotate,
+)
+from runtime.engine.state import State
+from runtime.layout.units import kv_head
+
+_LEAVES = {
+    "embed": ("embed",),
+    "attn_norm": ("attn_norm",),
+    "wqkv": ("wq", "wk", "wv"),
+    "wo": ("wo",),
+    "mlp_norm": ("mlp_norm",),
+    "gate_up": ("gate", "up"),
+    "down": ("down",),
+    "final_norm": ("final_norm",),
+    "head": ("head",),
+}
+
+
+class SlotModel:
+    """Forward pass of one slot over `state`; `group` is the replica's tensor-parallel group."""
+
+    def __init__(self, model: ModelConfig, state: State, group: Group, seq_len: int) -> None:
+        self._model = model
+        self._group = group
+        self._leaves: dict[tuple[str, int], torch.Tensor] = {}
+        self._numbers: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._bind(state)
+        held = state.layout.held
+        device = state.params.device
+        self._num_heads, self._num_kv = len(held["attention"]), len(held["kv"])
+        position = {head: index for index, head in enumerate(held["kv"])}
+        reads = [position[kv_head(model, head)] for head in held["attention"]]
+        self._kv_index = (
+            None if reads == list(range(self._num_kv)) else torch.tensor(reads, device=device)
+        )
+        self._angles = rotary_angles(
+            seq_len, model.head_dim, model.rope_theta, device, state.params.dtype
+        )
+        rows = torch.full((len(held["vocab"]), model.vocab_block), -1)
+        local = torch.full((model.vocab + model.vocab_block,), -1)
+        for index, unit in enumerate(held["vocab"]):
+            rows[index] = torch.arange(model.vocab_block) + index * model.vocab_block
+            first = unit * model.vocab_block
+            local[first : first + model.vocab_block] = rows[index]
+        self._row_of_token = local[: model.vocab].to(device)
+        ragged = -model.vocab % model.vocab_block
+        last = -(-model.vocab // model.vocab_block) - 1
+        self._num_padded = ragged if last in held["vocab"] else 0
+
+    def _bind(self, state: State) -> None:
+        params = state.layout.parameters
+        number_of = {(p.name, p.layer): number for number, p in enumerate(params)}
+        for leaf, names in _LEAVES.items():
+            for layer in sorted({p.layer for p in params if p.name == names[0]}):
+                numbers = tuple(number_of[name, layer] for name in names)
+                extents = [state.layout.extents[number] for number in numbers]
+                span = slice(extents[0].start, extents[-1].stop)
+                width = params[numbers[0]].row[-1]
+                shape = (width,) if leaf.endswith("norm") else (-1, width)
+                tensor = state.params[span].view(shape).detach().requires_grad_()
+                tensor.grad = state.grads[span].view(shape)
+                self._leaves[leaf, layer] = tensor
+                self._numbers[leaf, layer] = numbers
+
+    def on_gradient(self, ready: Callable[[tuple[int, ...]], None]) -> None:
+        """Call `ready(parameter numbers)` whenever backward has accumulated a leaf's gradient."""
+        for key, leaf in self._leaves.items():
+            numbers = self._numbers[key]
+            leaf.register_post_accumulate_grad_hook(lambda _, n=numbers: ready(n))
+
+    def loss(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Summed cross entropy of one micro-batch, the same on every slot of the replica.
+
+        tokens: `(batch, seq_len + 1)`; position t predicts t + 1. Every slot of the replica must
+        call it, and run backward on the result, in the same order.
+        """
+        rows = self._row_of_token[tokens]
+        x = self._embed(rows[:, :-1])
+        for layer in range(self._model.num_layers):
+            x = x + SumOverReplica.apply(self._attention(x, layer), self._group)
+            x = x + SumOverReplica.apply(self._mlp(x, layer), self._group)
+        hidden = self._norm(x, "final_norm", -1)
+        head = self._leaves["embed" if self._model.tied else "head", -1]
+        logits = functional.linear(hidden.flatten(0, 1), head)
+        return VocabParallelLoss.apply(logits, rows[:, 1:].flatten(), self._num_padded, self._group)
+
+    def _norm(self, x: torch.Tensor, leaf: str, layer: int) -> torch.Tensor:
+        return NormIntoReplica.apply(
+            x, self._leaves[leaf, layer], self._model.norm_eps, self._group
+        )
+
+    def _embed(self, rows: torch.Tensor) -> torch.Tensor:
+        table = self._leaves["embed", -1]
+        if self._group.size == 1:
+            return functional.embedding(rows, table)
+        if table.shape[0] == 0:
+            out = table.new_zeros((*rows.shape, table.shape[1]))
+        else:
+            here = (rows >= 0).unsqueeze(-1).to(table.dtype)
+            out = functional.embedding(rows.clamp(min=0), table) * here
+        return SumOverReplica.apply(out, self._group)
+
+    def _attention(self, x: torch.Tensor, layer: int) -> torch.Tensor:
+        """This slot's partial attention output `(batch, time, hidden)`."""
+        heads, kv = self._num_heads, self._num_kv
+        normed = self._norm(x, "attn_norm", layer)
+        qkv = functional.linear(normed, self._leaves["wqkv", layer])
+        if heads:
+            qkv = qkv.unflatten(-1, (heads + 2 * kv, self._model.head_dim))
+            turned = rotate(qkv[:, :, : heads + kv], self._angles)
+            key, value = turned[:, :, heads:], qkv[:, :, heads + kv :]
+            if self._kv_index is not None:
+                key, value = key[:, :, self._kv_index], value[:, :, self._kv_index]
+            qkv = causal_attention(turned[:, :, :heads], key, value).flatten(2)
+        return qkv @ self._leaves["wo", layer]
+
+    def _mlp(self, x: torch.Tensor, layer: int) -> torch.Tensor:
+        """This slot's partial MLP output `(batch, time, hidden)`."""
+        both = functional.linear(self._norm(x, "mlp_norm", layer), self._leaves["gate_up", layer])
+        gate, up = both.chunk(2, dim=-1)
+        return (functional.silu(gate) * up) @ self._leaves["down", layer]

@@ -1,0 +1,181 @@
+"""One training step: compute, synchronise, commit, apply.
+
+The commit is one reduction over the whole world that carries gradient norm, loss and every rank's
+compute time; whoever comes out of it knows that all ranks hold the synchronised gradients. What
+a step trains on follows from the plan and its number, whichever replica takes which samples.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from runtime.config import TrainConfig
+from runtime.engine.data import Text
+from runtime.engine.groups import Group
+from runtime.engine.model import SlotModel
+from runtime.engine.optimizer import apply_step
+from runtime.engine.state import State
+from runtime.engine.state_hash import hashes_agree
+from runtime.engine.sync import GradientSync
+from runtime.engine.watch import Watch
+from runtime.errors import CounterpoiseError
+from runtime.plan.generation import GenerationPlan, ReplicaPlan
+
+
+class NonFiniteError(CounterpoiseError):
+    """Loss or gradient norm of a step is not finite; no rank has applied it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a committed step did; only sample range and sync time differ between ranks.
+
+    loss: mean over the tokens of the global batch. grad_norm: before clipping. tokens: of the
+    global batch. first_sample, num_samples: of this rank's replica. compute_s: by world rank, without
+    waits. exposed_sync_s: waited for gradients after backward. hash_ok: whether all holders' states
+    agree, None when not compared. leave: some rank asked to leave; all leave after this step.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    tokens: int
+    first_sample: int
+    num_samples: int
+    compute_s: tuple[float, ...]
+    exposed_sync_s: float
+    hash_ok: bool | None = None
+    leave: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stepper:
+    """Runs steps of one generation on one rank.
+
+    model: None on a standby rank. counted: ranges of the gradients this rank counts in the
+    norm. reports_loss: one rank per training replica does.
+    """
+
+    train: TrainConfig
+    plan: GenerationPlan
+    replica: ReplicaPlan
+    rank: int
+    state: State
+    model: SlotModel | None
+    sync: GradientSync
+    world: Group
+    text: Text
+    watch: Watch
+    counted: tuple[slice, ...]
+    reports_loss: bool
+    at: Callable[[str], None]
+
+    def run(
+        self,
+        before_commit: Callable[[], float | None],
+        leave: Callable[[], bool] = lambda: False,
+    ) -> StepResult:
+        """Run the next step to its end; every rank of the world must call it.
+
+        before_commit: called once the gradients are synchronised; the emulated pace waits in it. If
+            it returns a number, that replaces the measured compute seconds.
+        leave: asked right before the commit; when it is true on any rank, every rank learns so from
+            the commit itself, so that all leave at the same boundary.
+
+        Raises:
+            GenerationAborted: the state then is either before or after the step, as
+                `State.applied_step` and `State.synced` say.
+            NonFiniteError: on all ranks alike, nothing applied.
+        """
+        step, state, watch = self.state.applied_step, self.state, self.watch
+        watch.phase = "compute"
+        watch.waited_s = 0.0
+        started = time.perf_counter()
+        state.synced = False
+        state.grads.zero_()
+        self.at("step.start")
+        loss_sum = self._accumulate(step)
+        self.at("before_sync")
+        waited = watch.waited_s
+        self.sync.finish()
+        exposed_s = watch.waited_s - waited
+        state.synced = True
+        self.at("before_commit")
+        paced_s = before_commit()
+        busy_s = time.perf_counter() - started - watch.waited_s
+        watch.phase = "commit"
+        totals = self._commit(loss_sum, leave(), busy_s if paced_s is None else paced_s)
+        self.at("after_commit")
+        grad_norm, tokens = math.sqrt(totals[0]), self._tokens
+        loss = totals[1] / tokens
+        if not math.isfinite(grad_norm) or not math.isfinite(loss):
+            state.synced = False
+            raise NonFiniteError(f"step {step}: loss {loss}, gradient norm {grad_norm}")
+        watch.phase = "compute"
+        self.at("before_apply")
+        apply_step(self.train, state, grad_norm)
+        self.at("after_apply")
+        return StepResult(
+            step=step,
+            loss=loss,
+            grad_norm=grad_norm,
+            tokens=tokens,
+            first_sample=self.plan.first_sample(self.replica.replica, step),
+            num_samples=self.replica.num_samples,
+            compute_s=tuple(totals[3:]),
+            exposed_sync_s=exposed_s,
+            hash_ok=self._compare_hashes(),
+            leave=totals[2] > 0,
+        )
+
+    @property
+    def _tokens(self) -> int:
+        return self.plan.global_batch * self.train.seq_len
+
+    def _accumulate(self, step: int) -> float:
+        """Forward and backward over this replica's samples; returns its loss sum."""
+        first = self.plan.first_sample(self.replica.replica, step)
+        last = first + self.replica.num_samples
+        if self.model is None or first == last:
+            self.sync.begin()
+            return 0.0
+        total: torch.Tensor | None = None
+        weight = torch.tensor(1.0 / self._tokens, dtype=self.state.params.dtype)
+        weight = weight.to(self.state.params.device)
+        for start in range(first, last, self.train.micro_batch):
+            stop = min(start + self.train.micro_batch, last)
+            tokens = self.text.samples(start, stop).to(self.state.params.device)
+            loss = self.model.loss(tokens)
+            total = loss.detach() if total is None else total + loss.detach()
+            if stop == last:
+                self.at("after_forward")
+                self.sync.begin()
+            loss.backward(weight)
+        return float(total) if self.reports_loss and total is not None else 0.0
+
+    @torch.no_grad()
+    def _commit(self, loss_sum: float, leave: bool, compute_s: float) -> list[float]:
+        """Sum (norm squared, loss, wishes to leave, compute seconds by rank) over the world: the
+        commit barrier."""
+        vector = torch.zeros(3 + self.world.size, dtype=torch.float64)
+        vector[1] = loss_sum
+        vector[2] = float(leave)
+        vector[3 + self.rank] = compute_s
+        vector = vector.to(self.state.params.device)
+        for part in self.counted:
+            norm = torch.linalg.vector_norm(self.state.grads[part], dtype=torch.float64)
+            vector[0] += norm.square()
+        self.world.all_reduce(vector, on_host=True)
+        return [float(value) for value in vector.tolist()]
+
+    def _compare_hashes(self) -> bool | None:
+        every = self.train.state_hash_every
+        if not every or self.state.applied_step % every:
+            return None
+        self.watch.phase = "commit"
+        return hashes_agree(self.state, self.world)

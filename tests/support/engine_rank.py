@@ -1,0 +1,117 @@
+"""The process on the far side of a test's pipe: one rank with its engine, driven by small commands."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from runtime.config import Config
+from runtime.engine.engine import Engine, EnterReport
+from runtime.engine.state import State
+from runtime.engine.step import StepResult
+from runtime.errors import GenerationAborted
+from runtime.plan.generation import GenerationPlan, Standing
+
+
+class Rank:
+    """Carries out commands; also the engine's fail points, so that a test can stop a rank anywhere."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._abort = threading.Event()
+        self._engine: Engine | None = None
+        self._traps: dict[str, str] = {}
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None
+        return self._engine
+
+    def new(self, config: Config, gpu: str, dtype: str) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        self._traps = {}
+        self._abort.clear()
+        self._engine = Engine(
+            config, gpu, abort=self._abort, dtype=getattr(torch, dtype), fail_points=self
+        )
+
+    def trap(self, point: str, action: str) -> None:
+        """At the next pass of `point`: "kill" this process, or "hold" here until an abort."""
+        self._traps[point] = action
+
+    def at(self, point: str) -> None:
+        action = self._traps.pop(point, None)
+        if action is None:
+            return
+        self._connection.send(("trapped", point))
+        if action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._abort.wait()
+        raise GenerationAborted(f"held at {point}")
+
+    def enter(self, plan: GenerationPlan) -> EnterReport:
+        self._abort.clear()
+        return self.engine.enter(plan)
+
+    def steps(self, count: int) -> list[StepResult]:
+        return [self.engine.step(before_commit=lambda: None) for _ in range(count)]
+
+    def standing(self) -> Standing:
+        return self.engine.standing()
+
+    def phase(self) -> str:
+        return self.engine.phase
+
+    def work_fraction(self) -> float:
+        return self.engine.work_fraction()
+
+    def units(self) -> dict[tuple[str, int, int], Any]:
+        assert self.engine.state is not None
+        return {key: value.numpy() for key, value in self.engine.state.units().items()}
+
+    def damage(self, family: str) -> None:
+        """Flip the last bit of one held unit, as a defect would."""
+        state: State | None = self.engine.state
+        assert state is not None
+        number = next(n for n, p in enumerate(state.layout.parameters) if p.family == family)
+        row = state.rows(state.params, number)[0].flatten()
+        row[0] = torch.nextafter(row[0], row[0] + 1)
+
+    def serve(self) -> None:
+        """Read on a thread, so that an abort reaches a rank that is busy in a step."""
+        commands: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
+
+        def read() -> None:
+            try:
+                while True:
+                    name, arguments = self._connection.recv()
+                    if name == "abort":
+                        self._abort.set()
+                    else:
+                        commands.put((name, arguments))
+            except (EOFError, OSError):
+                commands.put(None)
+
+        threading.Thread(target=read, daemon=True).start()
+        while (command := commands.get()) is not None:
+            name, arguments = command
+            try:
+                self._connection.send(("done", getattr(self, name)(*arguments)))
+            except Exception as error:  # noqa: BLE001 (the test judges it)
+                detail = "" if isinstance(error, GenerationAborted) else traceback.format_exc()
+                self._connection.send(("failed", (type(error).__name__, f"{error}\n{detail}")))
+        # Groups abandoned in mid-operation must not be destroyed on the way out.
+        os._exit(0)
+
+
+def main(connection: Connection) -> None:
+    torch.set_num_threads(1)
+    Rank(connection).serve()
