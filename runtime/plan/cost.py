@@ -10,10 +10,11 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
-from runtime.config import Config
+from runtime.config import Config, ModelConfig
 from runtime.errors import PlanError
 from runtime.layout.takeover import home_holders
 from runtime.layout.work import work_by_slot
@@ -73,6 +74,17 @@ class StepObserved(msgspec.Struct, frozen=True, kw_only=True):
     compute_s: tuple[float, ...] = ()
 
 
+@lru_cache(maxsize=1024)
+def _work(
+    model: ModelConfig,
+    seq_len: int,
+    layout: tuple[tuple[str, tuple[int, ...]], ...],
+    num_slots: int,
+) -> tuple[float, ...]:
+    """`work_by_slot`, kept: every option of a comparison asks for the same layouts again."""
+    return work_by_slot(model, seq_len, dict(layout), num_slots)
+
+
 class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     """Predicts steps of one run."""
 
@@ -102,7 +114,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         """Work times slowness per slot, relative to a healthy slot; 0.0 for slots not live."""
         num_slots = len(load.caps_w)
         train = self.config.train
-        work = work_by_slot(self.config.model, train.seq_len, load.holders, num_slots)
+        layout = tuple(load.holders.items())
+        work = _work(self.config.model, train.seq_len, layout, num_slots)
         slowness = load.slowness or (1.0,) * num_slots
         alive = frozenset(load.live)
         return tuple(
@@ -170,9 +183,11 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def healthy_loads(self) -> list[ReplicaLoad]:
         """Every replica whole, at the normal cap, with its part of the batch."""
+        sizes = {rack.gpus for rack in self.config.cluster.racks}
+        home = {size: home_holders(self.config.model, size) for size in sizes}
         loads = [
             ReplicaLoad(
-                holders=home_holders(self.config.model, rack.gpus),
+                holders=home[rack.gpus],
                 live=tuple(range(rack.gpus)),
                 caps_w=(self.config.emulated.normal_cap_w,) * rack.gpus,
                 host=rack.host,

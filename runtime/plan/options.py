@@ -6,6 +6,7 @@ all. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -40,13 +41,14 @@ _SAME_PACE = 1e-6
 
 
 class _Change(NamedTuple):
-    """What an option does to its replica: slots that train (() leaves it out) and their caps."""
+    """What an option does: the slots of its replica that train (() leaves it out), and by replica
+    the loads that differ from now."""
 
     kind: ActionKind
     title: str
     risk: str
     shape: tuple[int, ...]
-    load: ReplicaLoad
+    loads: Mapping[int, ReplicaLoad]
     cost_s: float
 
 
@@ -68,7 +70,7 @@ def build(situation: Situation, subject: ReplicaSituation, kind: ActionKind) -> 
         title(subject, kind),
         risk(situation, subject, kind),
         slots,
-        load,
+        {subject.replica: load},
         situation.costs.reconfigure_s,
     )
     return _predicted(situation, subject, change)
@@ -134,7 +136,7 @@ def _carry_on(situation: Situation, subject: ReplicaSituation) -> _Change:
         title(subject, "carry_on"),
         risk(situation, subject, "carry_on"),
         subject.shape,
-        situation.load(subject),
+        {},
         0.0,
     )
 
@@ -146,48 +148,104 @@ def _drop(situation: Situation, subject: ReplicaSituation) -> _Change:
         title(subject, "drop"),
         risk(situation, subject, "drop"),
         (),
-        situation.load(subject),
+        {},
         cost_s,
     )
 
 
 def _shrink_boost(situation: Situation, subject: ReplicaSituation) -> Option:
-    """Boost to the healthy pace, then no further than the whole-sample batch split can use."""
-    load = _reshaped(situation, subject, subject.live)
+    """Shrink, and boost all reduced replicas together, as far as the batch split can use it.
+
+    Each reduced replica alone may bring nothing while another one holds the step up, so the caps of
+    those that train already are planned anew with it.
+    """
+    others = [r for r in situation.replicas if r.trains and r.dead and r is not subject]
+    loads = {other.replica: situation.load(other) for other in others}
+    loads[subject.replica] = _reshaped(situation, subject, subject.live)
+    reduced = [subject, *others]
     try:
-        plan = _plan_caps(situation, subject, load, 1.0)
+        full = {r.replica: _plan_caps(situation, r, loads[r.replica], 1.0) for r in reduced}
     except PlanError as error:
         return _infeasible(situation, subject, "shrink_boost", str(error))
-    if not _boosted(situation, plan):
-        return _infeasible(situation, subject, "shrink_boost", _NO_BOOST[plan.limited_by])
-    limit = _LIMITS[plan.limited_by]
-    in_use = _pace_in_use(situation, subject, load, plan)
-    if in_use < plan.pace - _SAME_PACE:
-        plan, limit = _plan_caps(situation, subject, load, in_use), ", all that whole samples use"
-    if not _boosted(situation, plan):
-        why = "whole samples leave no gain: the step is as long without it"
-        return _infeasible(situation, subject, "shrink_boost", why)
-    if subject.trains and plan.caps_w == _live_caps(subject):
-        why = f"replica {subject.replica} already trains with this boost"
-        return _infeasible(situation, subject, "shrink_boost", why)
+    plans = _trimmed(situation, subject, loads, full)
+    reason = _useless(situation, subject, full, plans)
+    if not reason and all(r.trains and plans[r.replica].caps_w == _live_caps(r) for r in reduced):
+        reason = f"replica {subject.replica} already trains with this boost"
+    if reason:
+        return _infeasible(situation, subject, "shrink_boost", reason)
+    heading, danger = _boost_words(situation, subject, full, plans)
+    boosted = {index: _with_caps(loads[index], plan) for index, plan in plans.items()}
+    cost_s = situation.costs.reconfigure_s
+    change = _Change("shrink_boost", heading, danger, subject.live, boosted, cost_s)
+    return _predicted(situation, subject, change)
+
+
+def _trimmed(
+    situation: Situation,
+    subject: ReplicaSituation,
+    loads: Mapping[int, ReplicaLoad],
+    full: Mapping[int, CapPlan],
+) -> dict[int, CapPlan]:
+    """`full` without the boost that does not shorten the step of its own batch split."""
+    model = situation.model
+    boosted = {index: _with_caps(loads[index], plan) for index, plan in full.items()}
+    shared = _shared_out(situation, subject, boosted, trains=True)
+    step_s = max(load.num_samples * model.sample_s(load) for load in shared if load.num_samples)
+    if step_s <= 0.0:
+        return dict(full)
+    plans = {}
+    for index, plan in full.items():
+        share = shared[index].num_samples / model.healthy_samples
+        in_use = share * model.base_step_s / step_s
+        plans[index] = plan
+        if in_use < plan.pace - _SAME_PACE:
+            plans[index] = _plan_caps(situation, situation.replicas[index], loads[index], in_use)
+    return plans
+
+
+def _useless(
+    situation: Situation,
+    subject: ReplicaSituation,
+    full: Mapping[int, CapPlan],
+    plans: Mapping[int, CapPlan],
+) -> str:
+    """Why no boost comes of it, "" if one does."""
+    if any(_boosted(situation, plan) for plan in plans.values()):
+        return ""
+    if _boosted(situation, full[subject.replica]):
+        return "whole samples leave no gain: the step is as long without it"
+    return _NO_BOOST[full[subject.replica].limited_by]
+
+
+def _boost_words(
+    situation: Situation,
+    subject: ReplicaSituation,
+    full: Mapping[int, CapPlan],
+    plans: Mapping[int, CapPlan],
+) -> tuple[str, str]:
+    """Title and risk of a boost."""
+    mine = plans[subject.replica]
+    limit = _LIMITS[mine.limited_by]
+    if mine.pace < full[subject.replica].pace - _SAME_PACE:
+        limit = ", all that whole samples use"
+    also = sorted(i for i, plan in plans.items() if plan is not mine and _boosted(situation, plan))
+    with_others = f", with replica {', '.join(map(str, also))}" if also else ""
+    top_w = max(max(plan.caps_w) for plan in plans.values())
     heading = (
-        f"{title(subject, 'shrink')} and boost up to {max(plan.caps_w):.0f} W: "
-        f"{plan.pace:.2f} of the healthy pace{limit}"
+        f"{title(subject, 'shrink')} and boost up to {top_w:.0f} W{with_others}: "
+        f"{mine.pace:.2f} of the healthy pace{limit}"
     )
-    num = sum(cap_w > situation.normal_cap_w for cap_w in plan.caps_w)
+    num = sum(w > situation.normal_cap_w for plan in plans.values() for w in plan.caps_w)
+    most_w = max(plan.sum_w for plan in plans.values())
     danger = (
         f"{risk(situation, subject, 'shrink')} {num} GPUs run above their normal cap; "
-        f"the rack draws up to {plan.sum_w:.0f} W."
+        f"a rack draws up to {most_w:.0f} W."
     )
-    change = _Change(
-        "shrink_boost",
-        heading,
-        danger,
-        subject.live,
-        msgspec.structs.replace(load, caps_w=plan.caps_w),
-        situation.costs.reconfigure_s,
-    )
-    return _predicted(situation, subject, change)
+    return heading, danger
+
+
+def _with_caps(load: ReplicaLoad, plan: CapPlan) -> ReplicaLoad:
+    return msgspec.structs.replace(load, caps_w=plan.caps_w)
 
 
 def _live_caps(subject: ReplicaSituation) -> tuple[float, ...]:
@@ -217,37 +275,26 @@ def _boosted(situation: Situation, plan: CapPlan) -> bool:
     return any(cap_w > situation.normal_cap_w for cap_w in plan.caps_w)
 
 
-def _pace_in_use(
-    situation: Situation, subject: ReplicaSituation, load: ReplicaLoad, plan: CapPlan
-) -> float:
-    """Pace below which `subject` would begin to make the step of the boosted batch split longer."""
-    model = situation.model
-    boosted = msgspec.structs.replace(load, caps_w=plan.caps_w)
-    loads = _shared_out(situation, subject, boosted, trains=True)
-    step_s = max(each.num_samples * model.sample_s(each) for each in loads if each.num_samples)
-    mine = loads[subject.replica].num_samples
-    if step_s <= 0.0:
-        return 0.0
-    return min(1.0, mine / model.healthy_samples * model.base_step_s / step_s)
-
-
 # prediction ------------------------------------------------------------------------------------
 
 
 def _shared_out(
-    situation: Situation, subject: ReplicaSituation, load: ReplicaLoad, *, trains: bool
+    situation: Situation,
+    subject: ReplicaSituation,
+    changed: Mapping[int, ReplicaLoad],
+    *,
+    trains: bool,
 ) -> list[ReplicaLoad]:
-    """Loads of all replicas with the batch shared out; the others stay as they are."""
+    """Loads of all replicas with the batch shared out; those not `changed` stay as they are."""
     loads, on = [], []
     for replica in situation.replicas:
-        mine = replica.replica == subject.replica
-        loads.append(load if mine else situation.load(replica))
-        on.append(trains if mine else replica.trains)
+        loads.append(changed.get(replica.replica) or situation.load(replica))
+        on.append(trains if replica is subject else replica.trains)
     return situation.model.shared_out(loads, on)
 
 
 def _predicted(situation: Situation, subject: ReplicaSituation, change: _Change) -> Option:
-    loads = _shared_out(situation, subject, change.load, trains=bool(change.shape))
+    loads = _shared_out(situation, subject, change.loads, trains=bool(change.shape))
     step = situation.model.predict(loads)
     shape = tuple(
         change.shape if replica.replica == subject.replica else replica.shape

@@ -21,10 +21,11 @@ def title(subject: ReplicaSituation, kind: ActionKind) -> str:
         if not subject.trains:
             return f"Let {name} rejoin with {share_of(subject, usable)}"
         return f"Grow {name} to {share_of(subject, usable)}"
+    smaller = f" to {share_of(subject, subject.live)}" if subject.dead else ""
     return {
         "drop": f"Drop {name} until it is repaired",
-        "shrink": f"Shrink {name} to {share_of(subject, subject.live)}",
-        "shrink_boost": f"Shrink {name} to {share_of(subject, subject.live)} and boost",
+        "shrink": f"Shrink {name}{smaller}",
+        "shrink_boost": f"Shrink {name}{smaller} and boost",
         "replace": f"Replace the dead slots of {name} by a spare",
         "restart": "Restart all replicas from a checkpoint",
     }[kind]
