@@ -1,0 +1,148 @@
+"""Writes of the app: decisions and requests, out to the runtime, which checks every one of them again.
+
+A command id is minted when a dialog opens, so that however often it is sent, it counts once.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from storage.live.port import LiveStore, LiveStoreDown
+from storage.records import (
+    ActionKind,
+    Command,
+    CommandResult,
+    Decide,
+    Fault,
+    Proposal,
+    RecordError,
+    Trigger,
+)
+
+REFUSALS: dict[str, str] = {
+    "stale": "Refused, it is stale: the situation changed since this was proposed.",
+    "expired": "Refused, it has expired.",
+    "decided": "Refused, somebody has decided already.",
+    "unknown": "Refused, the runtime no longer knows it.",
+    "invalid": "Refused, the request makes no sense as the run stands.",
+    "not_allowed": "Refused, not allowed here.",
+    "down": "Not sent: the live store is away. Nothing was changed. Sending again counts once.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Author:
+    """Who acts and by which way; recorded with every command."""
+
+    who: str
+    via: str = "browser"
+
+
+def local_author() -> Author:
+    """In local mode everyone who reaches 127.0.0.1 acts as the user who started the dashboard."""
+    try:
+        return Author(who=getpass.getuser())
+    except (OSError, KeyError):
+        return Author(who=f"uid {os.getuid()}")
+
+
+def mint() -> str:
+    """A fresh command id."""
+    return str(uuid.uuid4())
+
+
+class Commands:
+    """Sends commands of one author."""
+
+    def __init__(
+        self, store: LiveStore, author: Author, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._store = store
+        self._author = author
+        self._clock = clock
+
+    def decide(
+        self,
+        command: str,
+        proposal: Proposal,
+        verdict: Literal["approved", "rejected"],
+        option: int | None = None,
+        reason: str = "",
+    ) -> CommandResult:
+        """Answer `proposal` as it was shown: its generation and revision travel along."""
+        return self._send(
+            proposal.run,
+            Decide(
+                id=command,
+                at=self._clock(),
+                who=self._author.who,
+                via=self._author.via,
+                proposal=proposal.id,
+                generation=proposal.generation,
+                revision=proposal.revision,
+                verdict=verdict,
+                option=option,
+                reason=reason,
+            ),
+        )
+
+    def trigger(
+        self, command: str, run: str, replica: int, kind: ActionKind, reason: str = ""
+    ) -> CommandResult:
+        """Ask the planner for a proposal."""
+        return self._send(
+            run,
+            Trigger(
+                id=command,
+                at=self._clock(),
+                who=self._author.who,
+                via=self._author.via,
+                replica=replica,
+                kind=kind,
+                reason=reason,
+            ),
+        )
+
+    def fault(
+        self,
+        command: str,
+        run: str,
+        gpu: str,
+        kind: Literal["kill", "hang", "slow", "repair"],
+        factor: float = 1.0,
+    ) -> CommandResult:
+        """Inject a fault, or report a repair; only runs on emulated devices accept it."""
+        return self._send(
+            run,
+            Fault(
+                id=command,
+                at=self._clock(),
+                who=self._author.who,
+                via=self._author.via,
+                gpu=gpu,
+                kind=kind,
+                factor=factor,
+            ),
+        )
+
+    def _send(self, run: str, command: Command) -> CommandResult:
+        try:
+            return self._store.submit(run, command, self._clock())
+        except (LiveStoreDown, RecordError) as error:
+            return CommandResult(
+                id=command.id, at=self._clock(), ok=False, code="down", message=str(error)
+            )
+
+
+def explain(result: CommandResult) -> str:
+    """What became of a command, for the person who sent it."""
+    if result.ok:
+        return result.message or "Sent to the runtime."
+    words = REFUSALS.get(result.code, f"Refused ({result.code}).")
+    return f"{words} {result.message}".strip()

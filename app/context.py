@@ -1,0 +1,101 @@
+"""What a session needs: the shared clients, the selected run, how often it ticks, and who acts.
+
+The only place of the app that opens stores; each is opened once and shared by all sessions.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import streamlit as st
+from streamlit.navigation.page import StreamlitPage
+from streamlit.runtime.scriptrunner import get_script_run_ctx
+
+from app.commands import Author, Commands, local_author
+from app.lookback import Lookback
+from app.queries import LiveReader, LiveSnapshot
+from storage.live.port import LiveStore
+from storage.live.redis_store import RedisStore
+from storage.records import RunState
+from storage.settings import Settings
+
+TICK_S = 1.0
+ENDED = ("stopped", "failed")
+
+
+@st.cache_resource(max_entries=1)
+def settings() -> Settings:
+    return Settings.from_env()
+
+
+@st.cache_resource(max_entries=1)
+def _store() -> LiveStore:
+    return RedisStore.for_ui(settings().redis_url)
+
+
+@st.cache_resource(max_entries=1)
+def reader() -> LiveReader:
+    return LiveReader(_store())
+
+
+@st.cache_resource(max_entries=1)
+def lookback() -> Lookback:
+    return Lookback(settings().database_url)
+
+
+@st.cache_resource(max_entries=1)
+def author() -> Author:
+    return local_author()
+
+
+def commands() -> Commands:
+    return Commands(_store(), author())
+
+
+def tick_s() -> float:
+    """Seconds between two ticks of this session. Sessions differ by up to 10 %, so that their ticks drift
+    apart instead of queueing behind one another."""
+    context = get_script_run_ctx()
+    spread = zlib.crc32(context.session_id.encode()) % 100 if context else 0
+    return TICK_S + spread / 1000
+
+
+def selected_run() -> str | None:
+    """The run this session looks at: of the address, else chosen before, else the newest that lives."""
+    if asked := st.query_params.get("run"):
+        st.session_state["run"] = asked
+        return asked
+    if chosen := st.session_state.get("run"):
+        return str(chosen)
+    runs, _ = reader().runs()
+    return newest(runs)
+
+
+def newest(runs: list[RunState]) -> str | None:
+    """The newest run that has not ended, else the newest, else None. `runs`: newest first."""
+    living = [run.run for run in runs if run.status not in ENDED]
+    return (living or [run.run for run in runs] or [None])[0]
+
+
+def select_run(run: str) -> None:
+    st.session_state["run"] = run
+    st.query_params["run"] = run
+
+
+def remember_pages(pages: Sequence[StreamlitPage]) -> None:
+    """Note the pages of this session, so that one page can open another."""
+    st.session_state["pages"] = {page.url_path or page.title.lower(): page for page in pages}
+
+
+def open_page(name: str) -> None:
+    """Go to another page, with the selected run."""
+    st.switch_page(st.session_state["pages"][name])
+
+
+def snapshot() -> LiveSnapshot:
+    """The snapshot of the selected run; empty, with the reason in `down`, where there is none."""
+    run = selected_run()
+    if run is None:
+        return LiveSnapshot(down=reader().runs()[1])
+    return reader().read(run)

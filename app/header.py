@@ -1,0 +1,118 @@
+"""The header strip of every page: what runs, how it is, how old the numbers are, and who may act.
+
+Also the page that stands where no run is: it says what would be there and how to get it.
+"""
+
+from __future__ import annotations
+
+import time
+
+import streamlit as st
+
+from app import context
+from app.components.registry import mount
+from app.palette import DEGRADED_RUN, STATUS_LOOKS, Look
+from app.queries import LiveSnapshot
+from app.words import number
+from storage.records import RunState
+
+COMMANDS = """\
+./run up                               # a demonstration run and this dashboard
+counterpoise train --config run.toml   # a run of your own
+counterpoise --help                    # everything else
+"""
+
+
+def render() -> None:
+    """The run selector (where there is a choice) and the live strip."""
+    runs, _ = context.reader().runs()
+    selected = context.selected_run()
+    if len(runs) > 1:
+        _selector(runs, selected)
+    st.fragment(_strip, run_every=context.tick_s())()
+
+
+def nothing_runs(down: str) -> None:
+    """Stands in for a live page when there is no run to show."""
+    if down:
+        st.markdown("**Live data is away.** " + _sentence(down))
+        st.markdown(
+            "Runs go on without it and nothing is lost. This page reconnects by itself. "
+            "History works meanwhile."
+        )
+        return
+    st.markdown("**No run is known here.** A run shows up within a second of its start. To start one:")
+    st.code(COMMANDS, language="sh")
+    st.markdown("Runs that have ended are in History.")
+
+
+def _selector(runs: list[RunState], selected: str | None) -> None:
+    names = {run.run: f"{run.name} ({STATUS_LOOKS[run.status].word}, {run.run})" for run in runs}
+    if selected and selected not in names:
+        names[selected] = selected
+    order = list(names)
+    st.selectbox(
+        "Run",
+        order,
+        index=order.index(selected) if selected else 0,
+        format_func=lambda run: names.get(run, run),
+        key="header_run",
+        on_change=lambda: context.select_run(st.session_state["header_run"]),
+        label_visibility="collapsed",
+    )
+
+
+def _strip() -> None:
+    snapshot = context.snapshot()
+    mount("strip", _data(snapshot, context.selected_run()), "header")
+
+
+def _data(snapshot: LiveSnapshot, run: str | None) -> dict[str, object]:
+    state = snapshot.state
+    note = (
+        "Local mode: anyone who can open this page on 127.0.0.1 may approve, "
+        f"as {context.author().who}."
+    )
+    common = {"now": time.time(), "note": note, "down": snapshot.down}
+    if state is None:
+        name = f"Run {run} is not known here" if run else "No run"
+        return common | {
+            "name": name,
+            "status": None,
+            "emulated": False,
+            "pairs": [],
+            "updated_at": 0,
+            "ended": False,
+            "reason": "",
+        }
+    pairs = [
+        ["generation", str(state.generation)],
+        ["step", number(state.step)],
+        ["policy", state.policy],
+        ["device", state.device],
+    ]
+    return common | {
+        "name": state.name,
+        "status": status_look(state).data(),
+        "emulated": state.emulated,
+        "pairs": pairs,
+        "updated_at": snapshot.updated_at,
+        "ended": state.status in context.ENDED,
+        "reason": state.status_reason,
+    }
+
+
+def status_look(state: RunState) -> Look:
+    """The run's status; a run that trains with a reduced or missing replica says so."""
+    whole = all(
+        replica.mode == "training" and len(replica.live) == len(replica.gpus)
+        for replica in state.replicas
+    )
+    if state.status == "running" and not whole:
+        return DEGRADED_RUN
+    return STATUS_LOOKS[state.status]
+
+
+def _sentence(text: str) -> str:
+    """A message from below as a sentence."""
+    return text if text.endswith((".", "!", "?")) else text + "."

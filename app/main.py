@@ -1,0 +1,27 @@
+"""Entry of the dashboard: page, navigation, header strip. Run it as `python -m streamlit run app/main.py`."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from app import context, header
+from app.views import history, overview, racks, reconfigure, replicas
+
+
+def main() -> None:
+    """One script run: the frame, then the page that the address names."""
+    st.set_page_config(page_title="Counterpoise", layout="wide", initial_sidebar_state="collapsed")
+    pages = [
+        st.Page(overview.render, title="Overview", url_path="overview", default=True),
+        st.Page(racks.render, title="Racks", url_path="racks"),
+        st.Page(replicas.render, title="Replicas", url_path="replicas"),
+        st.Page(reconfigure.render, title="Reconfigure", url_path="reconfigure"),
+        st.Page(history.render, title="History", url_path="history"),
+    ]
+    context.remember_pages(pages)
+    page = st.navigation(pages, position="top")
+    header.render()
+    page.run()
+
+
+main()

@@ -1,0 +1,148 @@
+"""A proposal as a card: head with life and countdown, before and after, alternatives, actual beside predicted."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import streamlit as st
+
+from app import context
+from app.components.parts import Column, Row, shape_strip, table
+from app.components.registry import mount
+from app.palette import PROPOSAL_LOOKS
+from app.shapes import after_rows, before_rows
+from app.words import ACTION_WORDS, number, percent, seconds
+from storage.records import Option, Proposal, ProposalState
+
+PATH: tuple[ProposalState, ...] = ("open", "approved", "applying", "applied")
+OPTION_COLUMNS = (
+    Column(label="Option", kind="wide"),
+    Column(label="Step time", kind="right"),
+    Column(label="Tokens/s", kind="right"),
+    Column(label="Goodput", kind="right", title="token goodput while it stands"),
+    Column(label="Pause", kind="right", title="how long training pauses to get there"),
+    Column(label="Risk", kind="wide"),
+)
+
+
+def card_head(proposal: Proposal, key: str) -> None:
+    """What, why, evidence, countdown and life."""
+    mount("card", head_data(proposal, context.author().who, time.time()), f"card_{key}")
+
+
+def card_line(proposal: Proposal, key: str) -> None:
+    """The same in short: what waits, what it would bring, how long it may be decided."""
+    option = considered(proposal)
+    effect = (
+        f"step time {seconds(option.step_s)}, {number(option.tokens_per_s)} tokens/s, "
+        f"goodput {percent(option.goodput)}, pause {seconds(option.cost_s)}"
+    )
+    data = head_data(proposal, context.author().who, time.time())
+    short = {"compact": True, "facts": [["predicted", effect]]}
+    mount("card", data | short, f"line_{key}")
+
+
+def card_body(proposal: Proposal, batch: int, key: str) -> None:
+    """Before and after, then the alternatives side by side, then what was measured."""
+    option = considered(proposal)
+    left, right = st.columns(2)
+    with left:
+        shape_strip(before_rows(proposal.before, batch), f"before_{key}", caption="Before")
+    with right:
+        after = after_rows(proposal.before, option)
+        shape_strip(after, f"after_{key}", caption=f"After: {option.title}")
+    table(
+        OPTION_COLUMNS,
+        option_rows(proposal),
+        f"options_{key}",
+        label="Options and their predicted effect",
+        empty="The planner compared nothing.",
+    )
+
+
+def considered(proposal: Proposal) -> Option:
+    """The option that was approved, else the recommended one."""
+    return proposal.options[proposal.recommended if proposal.chosen is None else proposal.chosen]
+
+
+def option_rows(proposal: Proposal) -> list[Row]:
+    """Every option with its prediction; below, when it is applied, what was measured."""
+    rows = []
+    for index, option in enumerate(proposal.options):
+        tags = []
+        if index == proposal.recommended:
+            tags.append("recommended")
+        if index == proposal.chosen:
+            tags.append("approved")
+        title = f"{option.title} ({', '.join(tags)})" if tags else option.title
+        rows.append(Row(id=str(index), cells=_option_cells(title, option), strong=bool(tags)))
+    if (outcome := proposal.outcome) is not None:
+        measured = outcome.num_steps > 0
+        cells = (
+            f"Actual, measured over {outcome.num_steps} steps" if measured else "Actual",
+            seconds(outcome.step_s) if measured else "measuring",
+            number(outcome.tokens_per_s) if measured else "measuring",
+            percent(outcome.goodput) if measured else "measuring",
+            seconds(outcome.first_commit_s),
+            f"generation {outcome.generation} stands",
+        )
+        rows.append(Row(id="actual", cells=cells, strong=True))
+    return rows
+
+
+def _option_cells(title: str, option: Option) -> tuple[Any, ...]:
+    if not option.feasible:
+        return (title, "", "", "", "", f"not possible: {option.reason}")
+    return (
+        title,
+        seconds(option.step_s),
+        number(option.tokens_per_s),
+        percent(option.goodput),
+        seconds(option.cost_s),
+        option.risk,
+    )
+
+
+def head_data(proposal: Proposal, who: str, now: float) -> dict[str, Any]:
+    """Data of the card component."""
+    look = PROPOSAL_LOOKS[proposal.state]
+    facts = [
+        [
+            "pinned to",
+            f"generation {proposal.generation}, revision {proposal.revision}: "
+            "it can be approved only while that generation stands",
+        ]
+    ]
+    waits = proposal.state == "open"
+    if waits:
+        facts.append(["who may decide", f"anyone on 127.0.0.1, as {who} (local mode)"])
+    if proposal.decided_by:
+        facts.append(["decided by", proposal.decided_by])
+    return {
+        "title": f"{_first_up(ACTION_WORDS[proposal.kind])} replica {proposal.replica}",
+        "cause": proposal.cause,
+        "look": look.data(),
+        "life": life(proposal.state),
+        "why": proposal.state_reason,
+        "evidence": [list(one) for one in proposal.evidence],
+        "created_at": proposal.created_at,
+        "expires_at": proposal.expires_at if waits else 0,
+        "auto_at": proposal.auto_at if waits else None,
+        "facts": facts,
+        "now": now,
+    }
+
+
+def life(state: ProposalState) -> list[list[str]]:
+    """The stations of a proposal, each "past", "now" or "ahead"."""
+    if state in PATH:
+        at = PATH.index(state)
+        places = ["past" if i < at else "now" if i == at else "ahead" for i in range(len(PATH))]
+        return [[word, place] for word, place in zip(PATH, places, strict=True)]
+    before = PATH[:3] if state == "failed" else PATH[:1]
+    return [*([word, "past"] for word in before), [state, "now"]]
+
+
+def _first_up(text: str) -> str:
+    return text[:1].upper() + text[1:]

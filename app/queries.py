@@ -1,0 +1,197 @@
+"""Reads of live state. One `LiveReader` serves every session: a tick costs at most one round of reads,
+however many browsers look, and the journal is read onwards from where the last tick stopped.
+
+A store that is away is a state with words, not an exception: the last snapshot stays, and says so.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.live.port import LiveStore, LiveStoreDown
+from storage.records import (
+    CommandResult,
+    EventHappened,
+    GenerationFormed,
+    JournalEntry,
+    Proposal,
+    RackRecord,
+    RecordError,
+    RunState,
+    StepCommitted,
+)
+
+FRESH_S = 0.45
+RETRY_S = 1.0
+MAX_RUNS = 8
+MAX_STEPS = 3000
+MAX_EVENTS = 200
+TAIL_ENTRIES = 4000
+READ_ENTRIES = 1000
+
+
+@dataclass(frozen=True)
+class StepSeries:
+    """The newest steps as columns, oldest first. generations: (first step, generation, cause)."""
+
+    step: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    loss: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    tokens_per_s: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    generations: tuple[tuple[int, int, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class LiveSnapshot:
+    """Everything a tick shows of one run. down: why the store could not be read, "" when it was."""
+
+    state: RunState | None = None
+    racks: dict[str, RackRecord] = field(default_factory=dict)
+    proposals: tuple[Proposal, ...] = ()
+    events: tuple[EventHappened, ...] = ()
+    steps: StepSeries = field(default_factory=StepSeries)
+    down: str = ""
+
+    @property
+    def updated_at(self) -> float:
+        """When the run last wrote anything, 0 when it never did."""
+        times = [record.at for record in self.racks.values()]
+        return max([self.state.updated_at if self.state else 0.0, *times])
+
+    @property
+    def open_proposals(self) -> tuple[Proposal, ...]:
+        return tuple(one for one in self.proposals if not one.is_final)
+
+
+class _Tail:
+    """What the charts need of a run's journal, bounded, read incrementally."""
+
+    def __init__(self) -> None:
+        self.seq = 0
+        self.steps: deque[tuple[int, float, float]] = deque(maxlen=MAX_STEPS)
+        self.events: deque[EventHappened] = deque(maxlen=MAX_EVENTS)
+        self.generations: deque[tuple[int, int, str]] = deque(maxlen=100)
+        self._series = StepSeries()
+
+    def read(self, store: LiveStore, run: str) -> None:
+        if self.seq == 0:
+            self._take(store.tail_journal(run, TAIL_ENTRIES))
+        else:
+            self._take(store.read_journal(run, self.seq, READ_ENTRIES))
+
+    def _take(self, entries: list[JournalEntry]) -> None:
+        for entry in entries:
+            self.seq = max(self.seq, entry.seq)
+            if isinstance(entry, StepCommitted):
+                pace = entry.tokens / entry.step_s if entry.step_s > 0 else np.nan
+                self.steps.append((entry.step, entry.loss, pace))
+            elif isinstance(entry, EventHappened):
+                self.events.append(entry)
+            elif isinstance(entry, GenerationFormed):
+                self.generations.append((entry.first_step, entry.generation, entry.cause))
+        if entries:
+            rows = np.array(self.steps, dtype=np.float64).reshape(-1, 3)
+            self._series = StepSeries(
+                step=rows[:, 0].astype(np.int64),
+                loss=rows[:, 1],
+                tokens_per_s=rows[:, 2],
+                generations=tuple(self.generations),
+            )
+
+    def series(self) -> StepSeries:
+        return self._series
+
+
+class _Watched:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.tail = _Tail()
+        self.snapshot = LiveSnapshot()
+        self.next_read = 0.0
+
+
+class LiveReader:
+    """Snapshots of runs, shared by all sessions; safe to call from several threads."""
+
+    def __init__(self, store: LiveStore, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._watched: OrderedDict[str, _Watched] = OrderedDict()
+        self._runs: list[RunState] = []
+        self._runs_down = ""
+        self._next_runs = 0.0
+
+    def runs(self) -> tuple[list[RunState], str]:
+        """The runs the store knows, newest first, and why it could not be asked ("" when it could)."""
+        with self._lock:
+            if self._monotonic() >= self._next_runs:
+                try:
+                    self._runs, self._runs_down = self._store.list_runs(), ""
+                except (LiveStoreDown, RecordError) as error:
+                    self._runs_down = str(error)
+                self._next_runs = self._monotonic() + RETRY_S
+            return self._runs, self._runs_down
+
+    def read(self, run: str) -> LiveSnapshot:
+        """The newest snapshot of `run`, at most `FRESH_S` old while the store answers."""
+        watched = self._watch(run)
+        with watched.lock:
+            if self._monotonic() >= watched.next_read:
+                try:
+                    watched.snapshot = self._fetch(run, watched)
+                    watched.next_read = self._monotonic() + FRESH_S
+                except (LiveStoreDown, RecordError) as error:
+                    watched.snapshot = replace(watched.snapshot, down=str(error))
+                    watched.next_read = self._monotonic() + RETRY_S
+            return watched.snapshot
+
+    def refresh(self, run: str) -> None:
+        """Make the next `read` ask the store (after a command was sent)."""
+        with self._watch(run).lock:
+            self._watch(run).next_read = 0.0
+
+    def result(self, run: str, command: str) -> CommandResult | None:
+        """The controller's answer to a command, None while there is none or the store is away."""
+        try:
+            return self._store.get_result(run, command)
+        except (LiveStoreDown, RecordError):
+            return None
+
+    def gpu_history(self, run: str, rack: str, count: int = 300) -> list[RackRecord]:
+        """The last records of one rack, oldest first; empty when the store is away."""
+        try:
+            return self._store.rack_history(run, rack, count)
+        except (LiveStoreDown, RecordError):
+            return []
+
+    def _watch(self, run: str) -> _Watched:
+        with self._lock:
+            watched = self._watched.setdefault(run, _Watched())
+            self._watched.move_to_end(run)
+            while len(self._watched) > MAX_RUNS:
+                self._watched.popitem(last=False)
+            return watched
+
+    def _fetch(self, run: str, watched: _Watched) -> LiveSnapshot:
+        store, before = self._store, watched.snapshot
+        state = store.get_run(run)
+        racks = store.get_racks(run)
+        proposals = store.list_proposals(run)
+        watched.tail.read(store, run)
+        if state is None and before.state is not None:
+            # A store that lost its memory: the runtime writes all of it again, so keep what we had
+            return replace(before, down="The store no longer knows this run.")
+        return LiveSnapshot(
+            state=state,
+            racks=dict(sorted(racks.items())),
+            proposals=tuple(proposals),
+            events=tuple(watched.tail.events),
+            steps=watched.tail.series(),
+        )

@@ -1,0 +1,139 @@
+"""What a shape looks like: which look each GPU and slot gets. Pure; knows no Streamlit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from app.palette import CELL_CODES
+from app.words import percent
+from storage.records import GPU_STATES, Option, RackRecord, ReplicaState, RunState
+
+Looks = Mapping[str, npt.NDArray[np.uint8]]
+BOOST_MARGIN = 1.001
+HEALTHY = GPU_STATES.index("healthy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeRow:
+    """One replica of a shape strip. cells: (name in `CELL_LOOKS`, what it says on hover)."""
+
+    label: str
+    sub: str
+    cells: tuple[tuple[str, str], ...]
+    right: str
+
+
+def slot_of(gpu: str) -> int:
+    """Slot of a GPU id `rack/slot`."""
+    return int(gpu.rpartition("/")[2])
+
+
+def rack_looks(
+    racks: Mapping[str, RackRecord], replicas: Sequence[ReplicaState]
+) -> dict[str, npt.NDArray[np.uint8]]:
+    """A code of `CELL_LOOKS` per GPU and rack: state, boost, and whether its replica is left out."""
+    looks = {}
+    for name, record in racks.items():
+        codes = np.frombuffer(record.states, np.uint8).copy()
+        healthy = codes == HEALTHY
+        boosted = healthy & (record.column("cap_w") > record.normal_cap_w * BOOST_MARGIN)
+        codes[boosted] = CELL_CODES["boosted"]
+        looks[name] = codes
+    for replica in replicas:
+        live = set(replica.live)
+        for slot, gpu in enumerate(replica.gpus):
+            rack, place = looks.get(gpu.rpartition("/")[0]), slot_of(gpu)
+            if rack is None or place >= len(rack) or rack[place] != HEALTHY:
+                continue
+            if replica.mode != "training":
+                rack[place] = CELL_CODES["idle"]
+            elif slot not in live:
+                rack[place] = CELL_CODES["dead"]
+    return looks
+
+
+def shape_rows(
+    state: RunState, looks: Looks
+) -> tuple[ShapeRow, ...]:
+    """The shape as it stands, one row a replica."""
+    names = list(CELL_CODES)
+    rows = []
+    for replica in state.replicas:
+        cells = []
+        for slot, gpu in enumerate(replica.gpus):
+            rack = looks.get(gpu.rpartition("/")[0])
+            place = slot_of(gpu)
+            if rack is not None and place < len(rack):
+                name = names[rack[place]]
+            else:
+                name = "healthy" if slot in replica.live else "failed"
+            cells.append((name, f"slot {slot}, GPU {gpu}: {name}"))
+        rows.append(_row(replica, tuple(cells), state.global_batch, len(replica.live)))
+    return tuple(rows)
+
+
+def before_rows(before: Sequence[ReplicaState], batch: int) -> tuple[ShapeRow, ...]:
+    """The shape a proposal was computed for."""
+    rows = []
+    for replica in before:
+        cells = tuple(
+            _planned(slot, gpu, slot in replica.live, replica.mode == "training", False)
+            for slot, gpu in enumerate(replica.gpus)
+        )
+        rows.append(_row(replica, cells, batch, len(replica.live)))
+    return tuple(rows)
+
+
+def after_rows(before: Sequence[ReplicaState], option: Option) -> tuple[ShapeRow, ...]:
+    """The shape that `option` would give."""
+    rows = []
+    for index, replica in enumerate(before):
+        live = option.shape[index] if index < len(option.shape) else ()
+        samples = option.samples[index] if index < len(option.samples) else 0
+        trains = bool(live)
+        # A replica that is left out keeps its healthy GPUs; they idle
+        shown = live if trains else replica.live
+        cells = tuple(
+            _planned(slot, gpu, slot in shown, trains, gpu in option.caps_w)
+            for slot, gpu in enumerate(replica.gpus)
+        )
+        word = f"{len(live)} of {len(replica.gpus)} slots" if trains else "left out"
+        rows.append(
+            ShapeRow(
+                label=f"Replica {replica.replica}",
+                sub=replica.rack,
+                cells=cells,
+                right=f"{word}, {samples} samples",
+            )
+        )
+    return tuple(rows)
+
+
+def _planned(slot: int, gpu: str, live: bool, trains: bool, boosted: bool) -> tuple[str, str]:
+    if not live:
+        return "dead", f"slot {slot}, GPU {gpu}: dead slot"
+    if not trains:
+        return "idle", f"slot {slot}, GPU {gpu}: left out"
+    if boosted:
+        return "boosted", f"slot {slot}, GPU {gpu}: boosted"
+    return "healthy", f"slot {slot}, GPU {gpu}: live"
+
+
+def _row(
+    replica: ReplicaState, cells: tuple[tuple[str, str], ...], batch: int, degree: int
+) -> ShapeRow:
+    if replica.mode == "training":
+        word = f"{degree} of {len(replica.gpus)} slots"
+        share = f"{replica.num_samples} samples, {percent(replica.num_samples / max(batch, 1), 0)}"
+    else:
+        word, share = ("left out" if replica.mode == "standby" else "out"), "0 samples"
+    return ShapeRow(
+        label=f"Replica {replica.replica}",
+        sub=replica.rack,
+        cells=cells,
+        right=f"{word}, {share}",
+    )

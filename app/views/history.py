@@ -1,0 +1,4 @@
+"""History."""
+import streamlit as st
+def render() -> None:
+    st.write("soon")

@@ -1,0 +1,130 @@
+"""Reconfigure: decide open proposals, ask for one by hand, see what came of earlier ones."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from app import context, dialogs, header
+from app.commands import explain, mint
+from app.components.parts import Column, Row, heading, table
+from app.proposal_card import card_body, card_head
+from app.queries import LiveSnapshot
+from app.tables import proposal_table
+from app.words import ACTION_WORDS
+from storage.records import ActionKind, Proposal, RunState
+
+# What a person may ask for; the planner answers with a proposal or says why not
+TRIGGERS: tuple[ActionKind, ...] = ("shrink", "shrink_boost", "grow", "drop")
+RECENT_S = 120.0
+
+
+def render() -> None:
+    st.fragment(_proposals, run_every=context.tick_s())()
+    state = context.snapshot().state
+    if state is not None and state.status not in context.ENDED:
+        _trigger(state)
+    st.fragment(_closed, run_every=context.tick_s() + 1.0)()
+
+
+def _proposals() -> None:
+    snapshot = context.snapshot()
+    if snapshot.state is None:
+        header.nothing_runs(snapshot.down)
+        return
+    shown = _shown(snapshot)
+    if not any(one.state == "open" for one in shown):
+        st.markdown(
+            "Nothing waits for a decision. A proposal appears here when a GPU fails, slows down "
+            "or comes back; you can also ask for one below."
+        )
+    for proposal in shown:
+        with st.container(border=True):
+            card_head(proposal, proposal.id)
+            card_body(proposal, snapshot.state.global_batch, proposal.id)
+            if proposal.state == "open":
+                _decide(proposal)
+    _requests(snapshot)
+
+
+def _shown(snapshot: LiveSnapshot) -> list[Proposal]:
+    """The one the address names first, then the open ones, then what was closed a moment ago."""
+    now = snapshot.updated_at
+    asked = st.query_params.get("proposal")
+    recent = [
+        one
+        for one in snapshot.proposals
+        if not one.is_final or one.id == asked or now - _closed_at(one) < RECENT_S
+    ]
+    order = {"open": 0, "applying": 1, "approved": 1}
+    return sorted(recent, key=lambda one: (one.id != asked, order.get(one.state, 2)))[:8]
+
+
+def _closed_at(proposal: Proposal) -> float:
+    applied = proposal.outcome.applied_at if proposal.outcome else 0.0
+    return max(applied, proposal.decided_at or 0.0, min(proposal.created_at, proposal.expires_at))
+
+
+def _decide(proposal: Proposal) -> None:
+    approve, reject, _ = st.columns([1, 1, 3])
+    if approve.button(
+        "Approve…", key=f"approve_{proposal.id}", type="primary", width="stretch"
+    ):
+        dialogs.open_approve(proposal)
+    if reject.button("Reject…", key=f"reject_{proposal.id}", width="stretch"):
+        dialogs.open_reject(proposal)
+
+
+def _requests(snapshot: LiveSnapshot) -> None:
+    """What this session asked for and what the runtime made of it."""
+    sent = [one for one in st.session_state.get("sent", []) if one[0] == context.selected_run()]
+    if not sent:
+        return
+    rows = []
+    for run, command, what, first in reversed(sent):
+        answer = context.reader().result(run, command)
+        text = explain(answer or first)
+        rows.append(Row(id=command, cells=({"time": first.at}, what, text)))
+    heading("Your requests")
+    table(
+        [Column(label="Sent", kind="right"), Column(label="Request"), Column(label="Answer", kind="wide")],
+        rows,
+        "requests",
+        label="Your requests",
+        empty="",
+    )
+
+
+def _trigger(state: RunState) -> None:
+    heading("Ask for a proposal")
+    replica, action, reason, send = st.columns([1, 1, 2, 1], vertical_alignment="bottom")
+    chosen = replica.selectbox(
+        "Replica", [one.replica for one in state.replicas], key="trigger_replica"
+    )
+    kind = action.selectbox(
+        "Action", TRIGGERS, format_func=lambda one: ACTION_WORDS[one], key="trigger_kind"
+    )
+    why = reason.text_input("Reason (optional)", key="trigger_reason", max_chars=200)
+    command = st.session_state.setdefault("trigger_command", mint())
+
+    def submit() -> None:
+        result = context.commands().trigger(command, state.run, int(chosen), kind, why.strip())
+        what = f"propose {ACTION_WORDS[kind]}, replica {chosen}"
+        dialogs.remember(state.run, command, what, result)
+        if result.ok:
+            st.session_state["trigger_command"] = mint()
+        context.reader().refresh(state.run)
+
+    send.button("Ask", key="trigger_send", on_click=submit, width="stretch")
+    st.caption("The planner predicts its effect first; it is carried out only once approved.")
+
+
+def _closed() -> None:
+    snapshot = context.snapshot()
+    if snapshot.state is None:
+        return
+    heading("Closed proposals")
+    proposal_table(
+        [one for one in snapshot.proposals if one.is_final],
+        "closed_proposals",
+        "None yet. Decided, expired and stale proposals stay listed here.",
+    )
