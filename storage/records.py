@@ -103,7 +103,7 @@ class ReplicaState(_Record, frozen=True, kw_only=True):
 
     gpus: GPU id per slot. live: live slots. units: family -> number of units per slot (dead: 0).
     step_s: the replica's own share of a step (its slowest slot), without waiting for the others.
-    boost_w: watts above the normal cap on its boosted GPUs, 0 when none.
+    boost_w: watts above the normal cap of its most boosted GPU, 0 when none.
     """
 
     replica: int

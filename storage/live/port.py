@@ -30,7 +30,7 @@ MAX_BLOCK_MS = 2_000
 RESULT_TTL_S = 24 * 3600
 
 
-class LiveStoreDown(Exception):  # noqa: N818 - a state of the world, not a mistake
+class LiveStoreDown(Exception):
     """The live store cannot be reached. The message says which address and what to try."""
 
 
