@@ -1,4 +1,5 @@
-"""Writes of the app: decisions and requests, out to the runtime, which checks every one of them again.
+"""Writes of the app: decisions and requests, out to the runtime, which checks every one of them
+again.
 
 A command id is minted when a dialog opens, so that however often it is sent, it counts once.
 """

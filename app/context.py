@@ -54,28 +54,36 @@ def commands() -> Commands:
 
 
 def tick_s() -> float:
-    """Seconds between two ticks of this session. Sessions differ by up to 10 %, so that their ticks drift
-    apart instead of queueing behind one another."""
+    """Seconds between two ticks of this session. Sessions differ by up to 10 %, so that their ticks
+    drift apart instead of queueing behind one another.
+    """
     context = get_script_run_ctx()
     spread = zlib.crc32(context.session_id.encode()) % 100 if context else 0
     return TICK_S + spread / 1000
 
 
 def selected_run() -> str | None:
-    """The run this session looks at: of the address, else chosen before, else the newest that lives."""
-    if asked := st.query_params.get("run"):
+    """The run this session looks at: of the address, else chosen before, else the newest that
+    lives.
+
+    On History the address names a run of the past, which the live store may no longer know.
+    """
+    runs, _ = reader().runs()
+    asked = st.query_params.get("run")
+    past = st.session_state.get("page") == "history"
+    if asked and (not past or any(run.run == asked for run in runs)):
         st.session_state["run"] = asked
         return asked
     if chosen := st.session_state.get("run"):
         return str(chosen)
-    runs, _ = reader().runs()
     return newest(runs)
 
 
 def newest(runs: list[RunState]) -> str | None:
     """The newest run that has not ended, else the newest, else None. `runs`: newest first."""
     living = [run.run for run in runs if run.status not in ENDED]
-    return (living or [run.run for run in runs] or [None])[0]
+    ordered = living or [run.run for run in runs]
+    return ordered[0] if ordered else None
 
 
 def select_run(run: str) -> None:

@@ -1,5 +1,5 @@
-"""Confirmation dialogs. Each mints one command id when it opens, so a double click counts once; the focus is on
-Cancel; what was refused stays open and says why.
+"""Confirmation dialogs. Each mints one command id when it opens, so a double click counts once; the
+focus is on Cancel; what was refused stays open and says why.
 """
 
 from __future__ import annotations
@@ -124,6 +124,12 @@ def _buttons(
     if result is not None and not result.ok:
         st.error(explain(result))
     focus_on(close, f"focus_{command}")
+
+
+def _option_label(proposal: Proposal, index: int) -> str:
+    option = proposal.options[index]
+    note = ", recommended" if index == proposal.recommended else ""
+    return f"{option.title} (goodput {percent(option.goodput)}{note})"
 
 
 def open_approve(proposal: Proposal) -> None:

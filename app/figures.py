@@ -1,7 +1,7 @@
 """Chart payloads: what goes into the chart component. Pure: numbers in, traces and layout out.
 
-Colours that depend on the theme are set in the browser. A chart carries at most `MAX_POINTS` points a line,
-thinned at fixed steps, so that points do not wander from tick to tick.
+Colours that depend on the theme are set in the browser. A chart carries at most `MAX_POINTS` points
+a line, thinned at fixed steps, so that points do not wander from tick to tick.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ def thinned(step: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     stride = 1
     while len(step) / stride > MAX_POINTS:
         stride *= 2
-    keep = step % stride == 0
+    keep: npt.NDArray[np.bool_] = step % stride == 0
     if len(keep):
         keep[-1] = True
     return keep
 
 
 def loss_and_pace(series: StepSeries, ideal_tokens_per_s: float, height: int) -> dict[str, Any]:
-    """Loss above, tokens/s below, over steps; zooming one zooms both. Lines where generations begin."""
+    """Loss above, tokens/s below, over steps; zooming one zooms both. Lines where generations
+    begin.
+    """
     keep = thinned(series.step)
     x = encoded(series.step[keep])
     traces: list[dict[str, Any]] = [
@@ -118,7 +120,10 @@ def gpu_series(
     """A GPU's last minutes: one small panel a quantity, over seconds before now."""
     ago = at - at[-1] if len(at) else at
     count = len(columns)
-    traces, layout = [], {"xaxis": {"anchor": f"y{count}", "title": {"text": "seconds before now"}}}
+    traces: list[dict[str, Any]] = []
+    layout: dict[str, Any] = {
+        "xaxis": {"anchor": f"y{count}", "title": {"text": "seconds before now"}}
+    }
     for index, (name, (values, unit)) in enumerate(columns.items()):
         suffix = "" if index == 0 else str(index + 1)
         top = 1 - index / count

@@ -41,7 +41,9 @@ def nothing_runs(down: str) -> None:
             "History works meanwhile."
         )
         return
-    st.markdown("**No run is known here.** A run shows up within a second of its start. To start one:")
+    st.markdown(
+        "**No run is known here.** A run shows up within a second of its start. To start one:"
+    )
     st.code(COMMANDS, language="sh")
     st.markdown("Runs that have ended are in History.")
 

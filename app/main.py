@@ -1,4 +1,6 @@
-"""Entry of the dashboard: page, navigation, header strip. Run it as `python -m streamlit run app/main.py`."""
+"""Entry of the dashboard: page, navigation, header strip. Run it as `python -m streamlit run
+app/main.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,7 @@ def main() -> None:
     ]
     context.remember_pages(pages)
     page = st.navigation(pages, position="top")
+    st.session_state["page"] = page.url_path
     header.render()
     page.run()
 

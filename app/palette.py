@@ -1,7 +1,8 @@
-"""How a state looks: its colour, its mark and its word, the same in light and dark and on every page.
+"""How a state looks: its colour, its mark and its word, the same in light and dark and on every
+page.
 
-Five colours that stay apart for colour-blind eyes; colour is never the only signal, so each state has a mark.
-Knows no Streamlit; the components get these values as data.
+Five colours that stay apart for colour-blind eyes; colour is never the only signal, so each state
+has a mark. Knows no Streamlit; the components get these values as data.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ NEUTRAL = "#808a94"
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """quiet: drawn as a tint with a border, so that what is not healthy stands out. hatch: idle, not lost."""
+    """quiet: drawn as a tint with a border, so that what is not healthy stands out. hatch: idle,
+    not lost.
+    """
 
     mark: str
     colour: str
@@ -38,7 +41,8 @@ class Look:
         }
 
 
-# Order matters: the position is the code in the fleet's packed blob. The first six follow GPU_STATES.
+# Order matters: the position is the code in the fleet's packed blob. The first six follow
+# GPU_STATES.
 CELL_LOOKS: dict[str, Look] = {
     "healthy": Look(mark="·", colour=HEALTHY, word="healthy", quiet=True),
     "suspect": Look(mark="?", colour=SUSPECT, word="suspect"),

@@ -1,4 +1,6 @@
-"""A proposal as a card: head with life and countdown, before and after, alternatives, actual beside predicted."""
+"""A proposal as a card: head with life and countdown, before and after, alternatives, actual beside
+predicted.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Reads of live state. One `LiveReader` serves every session: a tick costs at most one round of reads,
-however many browsers look, and the journal is read onwards from where the last tick stopped.
+"""Reads of live state. One `LiveReader` serves every session: a tick costs at most one round of
+reads, however many browsers look, and the journal is read onwards from where the last tick stopped.
 
 A store that is away is a state with words, not an exception: the last snapshot stays, and says so.
 """
@@ -129,7 +129,7 @@ class LiveReader:
         self._next_runs = 0.0
 
     def runs(self) -> tuple[list[RunState], str]:
-        """The runs the store knows, newest first, and why it could not be asked ("" when it could)."""
+        """The runs the store knows, newest first, and why it could not be asked ("" if it could)."""
         with self._lock:
             if self._monotonic() >= self._next_runs:
                 try:

@@ -35,7 +35,7 @@ def slot_of(gpu: str) -> int:
 def rack_looks(
     racks: Mapping[str, RackRecord], replicas: Sequence[ReplicaState]
 ) -> dict[str, npt.NDArray[np.uint8]]:
-    """A code of `CELL_LOOKS` per GPU and rack: state, boost, and whether its replica is left out."""
+    """A code of `CELL_LOOKS` per GPU and rack: state, boost, left out or not."""
     looks = {}
     for name, record in racks.items():
         codes = np.frombuffer(record.states, np.uint8).copy()
@@ -56,9 +56,7 @@ def rack_looks(
     return looks
 
 
-def shape_rows(
-    state: RunState, looks: Looks
-) -> tuple[ShapeRow, ...]:
+def shape_rows(state: RunState, looks: Looks) -> tuple[ShapeRow, ...]:
     """The shape as it stands, one row a replica."""
     names = list(CELL_CODES)
     rows = []

@@ -1,7 +1,9 @@
-"""The fleet map: racks as one packed blob per tick, drawn on a canvas; a click comes back as a GPU id.
+"""The fleet map: racks as one packed blob per tick, drawn on a canvas; a click comes back as a GPU
+id.
 
-Blob: uint32 length of the head, the head as JSON, then for all GPUs in the order of the racks one byte of look
-(position in `CELL_LOOKS`) and one uint16 of the lens (0 to 65534 from low to high, 65535 for no value).
+Blob: uint32 length of the head, the head as JSON, then for all GPUs in the order of the racks one
+byte of look (position in `CELL_LOOKS`) and one uint16 of the lens (0 to 65534 from low to high,
+65535 for no value).
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ TRAY = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Lens:
-    """What the cells show. column: of `RackRecord`, None for the state. scale: the column times it is in `unit`."""
+    """What the cells show. column: of `RackRecord`, None for the state. scale: the column times it
+    is in `unit`.
+    """
 
     id: str
     label: str

@@ -38,7 +38,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A cell is text, `{"time": epoch}`, `{"age": epoch}` or `marked(...)`. id: stable over ticks."""
+    """A cell is text, `{"time": epoch}`, `{"age": epoch}` or `marked(...)`. id: lasting."""
 
     id: str
     cells: tuple[Any, ...]

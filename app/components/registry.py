@@ -1,18 +1,19 @@
 """Registers the components with Streamlit and mounts them.
 
-Streamlit finds package files of components by scanning installed distributions for a pyproject.toml beside
-their files, which an editable install lacks; so the manifest is handed over here, the same way from a checkout, an
-editable install and a wheel. The second manifest serves plotly.min.js straight from the installed plotly
-package: nothing is copied, nothing comes from the network.
+Streamlit finds package files of components by scanning installed distributions for a pyproject.toml
+beside their files, which an editable install lacks; so the manifest is handed over here, the same
+way from a checkout, an editable install and a wheel. The second manifest serves plotly.min.js
+straight from the installed plotly package: nothing is copied, nothing comes from the network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import plotly
 import streamlit as st
 from streamlit.components.v2.get_bidi_component_manager import get_bidi_component_manager
 from streamlit.components.v2.manifest_scanner import ComponentConfig, ComponentManifest
@@ -36,10 +37,10 @@ def register() -> None:
     )
     library = ComponentManifest(
         name=PLOTLY_PREFIX,
-        version=plotly.__version__,
+        version=version("plotly"),
         components=[ComponentConfig(name="asset", asset_dir="package_data")],
     )
-    manager.register_from_manifest(library, Path(plotly.__file__).parent)
+    manager.register_from_manifest(library, Path(str(files("plotly"))))
     manager.register_from_manifest(own, Path(__file__).parent)
 
 

@@ -116,9 +116,11 @@ def _gpu_chart(records: list[RackRecord], slot: int) -> None:
 
 
 def _listed(snapshot: LiveSnapshot, looks: Looks) -> None:
-    """What is not healthy or not at its normal cap, in words: for people who do not see the map, and to copy ids from."""
+    """What is not healthy or not at its normal cap, in words: for people who do not see the map,
+    and to copy ids from.
+    """
     names = list(CELL_LOOKS)
-    rows = []
+    rows: list[Row] = []
     for rack, codes in looks.items():
         record = snapshot.racks[rack]
         for slot in np.flatnonzero(~np.isin(codes, QUIET))[: MAX_LISTED - len(rows)]:

@@ -66,9 +66,7 @@ def _closed_at(proposal: Proposal) -> float:
 
 def _decide(proposal: Proposal) -> None:
     approve, reject, _ = st.columns([1, 1, 3])
-    if approve.button(
-        "Approve…", key=f"approve_{proposal.id}", type="primary", width="stretch"
-    ):
+    if approve.button("Approve…", key=f"approve_{proposal.id}", type="primary", width="stretch"):
         dialogs.open_approve(proposal)
     if reject.button("Reject…", key=f"reject_{proposal.id}", width="stretch"):
         dialogs.open_reject(proposal)
@@ -86,7 +84,11 @@ def _requests(snapshot: LiveSnapshot) -> None:
         rows.append(Row(id=command, cells=({"time": first.at}, what, text)))
     heading("Your requests")
     table(
-        [Column(label="Sent", kind="right"), Column(label="Request"), Column(label="Answer", kind="wide")],
+        [
+            Column(label="Sent", kind="right"),
+            Column(label="Request"),
+            Column(label="Answer", kind="wide"),
+        ],
         rows,
         "requests",
         label="Your requests",

@@ -1,4 +1,6 @@
-"""Replicas: degree and slots, who holds how many units, share of the batch, pace against the healthy pace."""
+"""Replicas: degree and slots, who holds how many units, share of the batch, pace against the
+healthy pace.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,16 @@ def _pace(state: RunState) -> None:
         Column(label="Samples a step", kind="right"),
         Column(label="Share of batch", kind="right"),
         Column(label="Own step time", kind="right", title="without waiting for the others"),
-        Column(label="Against healthy pace", kind="right", title="own step time over the healthy one"),
+        Column(
+            label="Against healthy pace", kind="right", title="own step time over the healthy one"
+        ),
         Column(label="Boost", kind="right", title="above the normal cap, on each boosted GPU"),
     ]
     training = [one.step_s for one in state.replicas if one.mode == "training"]
     slowest = max(training, default=0.0)
-    rows = [_pace_row(one, state, len(training) > 1 and one.step_s == slowest) for one in state.replicas]
+    rows = [
+        _pace_row(one, state, len(training) > 1 and one.step_s == slowest) for one in state.replicas
+    ]
     table(columns, rows, "replicas_pace", label="Pace", empty="No replica has reported yet.")
 
 

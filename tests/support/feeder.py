@@ -1,8 +1,9 @@
-"""A scripted run that feeds the stores as a real one would: for tests of the pages, and for looking at them.
+"""A scripted run that feeds the stores as a real one would: for tests of the pages, and for looking
+at them.
 
-Two racks of 8. It trains on, and answers commands like a controller does: a killed GPU leaves its replica out and
-opens a proposal; an approved one is applied a moment later and measured. Journal entries are kept in `entries`
-as well, so that a test can put them into SQL.
+Two racks of 8. It trains on, and answers commands like a controller does: a killed GPU leaves its
+replica out and opens a proposal; an approved one is applied a moment later and measured. Journal
+entries are kept in `entries` as well, so that a test can put them into SQL.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import math
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ from storage.records import (
     ActionKind,
     CommandResult,
     Decide,
+    DecisionMade,
     EventHappened,
     Fault,
     GenerationFormed,
@@ -31,7 +33,6 @@ from storage.records import (
     Outcome,
     Proposal,
     ProposalChanged,
-    DecisionMade,
     RackRecord,
     ReplicaState,
     RunEnded,
@@ -144,7 +145,8 @@ class Feeder:
         last = time.time()
         while not self._stop.wait(0.1):
             try:
-                for self.position, command in self.store.read_commands(self.run, self.position):
+                for position, command in self.store.read_commands(self.run, self.position):
+                    self.position = position
                     if command is not None:
                         self._answer(command)
                 self._advance_proposal()
@@ -178,13 +180,21 @@ class Feeder:
             gpu.state = "failed"
             replica.live = [one for one in replica.live if one != int(slot)]
             replica.mode = "standby" if replica.live else "out"
-            self._event("gpu_failed", "critical", f"GPU {gpu_id} failed: its worker died (SIGKILL)", gpu_id)
+            self._event(
+                "gpu_failed", "critical", f"GPU {gpu_id} failed: its worker died (SIGKILL)", gpu_id
+            )
             self.generation += 1
             self._form(f"GPU {gpu_id} failed")
-            self._event("replica_left_out", "warning",
-                        f"Replica {replica.index} left out; the others carry the whole batch", gpu_id)
+            self._event(
+                "replica_left_out",
+                "warning",
+                f"Replica {replica.index} left out; the others carry the whole batch",
+                gpu_id,
+            )
             if self.proposal is not None and not self.proposal.is_final:
-                self._set(state="stale", state_reason=f"stale: a second GPU failed since ({gpu_id})")
+                self._set(
+                    state="stale", state_reason=f"stale: a second GPU failed since ({gpu_id})"
+                )
             self._propose(replica.index, "shrink", f"GPU {gpu_id} failed")
         elif kind == "repair":
             gpu.state, gpu.slowness = "healthy", 1.0
@@ -193,7 +203,9 @@ class Feeder:
                 self._propose(replica.index, "grow", f"GPU {gpu_id} came back")
         else:
             gpu.state, gpu.slowness = "degraded", factor
-            self._event("gpu_slow", "warning", f"GPU {gpu_id} runs {factor:.1f} times slower", gpu_id)
+            self._event(
+                "gpu_slow", "warning", f"GPU {gpu_id} runs {factor:.1f} times slower", gpu_id
+            )
 
     def _decided(self, command: Decide) -> None:
         held = self.store.get_proposal(self.run, command.proposal)
@@ -287,7 +299,9 @@ class Feeder:
                 gpu.cap_w = option.caps_w.get(f"{replica.rack}/{slot}", NORMAL_W)
         self.generation += 1
         self._form(option.title, one.id)
-        self._event("replica_rejoined", "info", f"Replica {one.replica} rejoined: {option.title}", "")
+        self._event(
+            "replica_rejoined", "info", f"Replica {one.replica} rejoined: {option.title}", ""
+        )
         outcome = Outcome(generation=self.generation, applied_at=time.time(), first_commit_s=1.4)
         self._set(state="applied", outcome=outcome)
         self._due = time.time() + 2.0
@@ -388,7 +402,8 @@ class Feeder:
             gpus=tuple(f"{one.rack}/{slot}" for slot in range(self.num_slots)),
             live=tuple(one.live), num_samples=round(BATCH * len(one.live) / total) if trains else 0,
             units={"query_heads": share(16), "mlp_blocks": share(43), "vocab_blocks": share(32)},
-            step_s=IDEAL_STEP_S * self.num_slots / live if trains else 0.0, boost_w=max(0.0, boosted),
+            step_s=IDEAL_STEP_S * self.num_slots / live if trains else 0.0,
+            boost_w=max(0.0, boosted),
         )  # fmt: skip
 
     def _publish(self, reason: str = "") -> None:
@@ -401,7 +416,8 @@ class Feeder:
                 run=self.run, name=self.name, status=status, emulated=True,
                 device="emulated B200", started_at=self.started_at, updated_at=now,
                 generation=self.generation, step=self.step, seq_len=SEQ_LEN, global_batch=BATCH,
-                num_params=1_320_000, replicas=self._states(), ledger=dict(self.ledger), wall_s=wall,
+                num_params=1_320_000, replicas=self._states(), ledger=dict(self.ledger),
+                wall_s=wall,
                 loss=self.loss, tokens_per_s=BATCH * SEQ_LEN / self.step_s, step_s=self.step_s,
                 ideal_step_s=IDEAL_STEP_S, time_goodput=min(1.0, productive / wall),
                 token_goodput=min(1.0, 0.97 * productive / wall), status_reason=reason,
