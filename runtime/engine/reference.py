@@ -1,7 +1,7 @@
 """The yardstick: the same logical model and training loop in one process, written independently.
 
 Full weights, plain autograd, `torch.optim.AdamW`. It shares with the engine only what defines the
-run: initial rows, text, learning rate and clipping rule. Tests and `bench parity` compare against it.
+run: initial rows, text, learning rate, clipping rule. Tests and `bench parity` compare against it.
 """
 
 from __future__ import annotations

@@ -36,9 +36,10 @@ class StepResult:
     """What a committed step did; only sample range and sync time differ between ranks.
 
     loss: mean over the tokens of the global batch. grad_norm: before clipping. tokens: of the
-    global batch. first_sample, num_samples: of this rank's replica. compute_s: by world rank, without
-    waits. exposed_sync_s: waited for gradients after backward. hash_ok: whether all holders' states
-    agree, None when not compared. leave: some rank asked to leave; all leave after this step.
+    global batch. first_sample, num_samples: of this rank's replica. compute_s: by world rank,
+    without waits. exposed_sync_s: waited for gradients after backward. hash_ok: whether all
+    holders' states agree, None when not compared. leave: some rank asked to leave; all leave after
+    this step.
     """
 
     step: int

@@ -1,7 +1,7 @@
 """A pool of rank processes that tests share, and plans over them.
 
-One forkserver imports torch once; ranks are forked from it, reused from test to test, and replaced when
-a test has killed them. Every wait has a deadline.
+One forkserver imports torch once; ranks are forked from it, reused from test to test, and replaced
+when a test has killed them. Every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Part:
-    """What a test says of one replica: its live slots, samples, and layout if not the takeover's."""
+    """One replica of a test: its live slots, samples, and its layout if not the takeover's."""
 
     live: tuple[int, ...]
     num_samples: int
@@ -178,14 +178,14 @@ class Cluster:
         )
 
     def enter(self, plan: GenerationPlan) -> dict[str, Any]:
-        reports = self.call({gpu: ("enter", plan) for gpu in plan.members()})
+        reports = self.call(dict.fromkeys(plan.members(), ("enter", plan)))
         self.plan = plan
         return reports
 
     def everyone(self, name: str, *arguments: Any) -> dict[str, Any]:
         """Run one command on every member of the current plan."""
         assert self.plan is not None
-        return self.call({gpu: (name, *arguments) for gpu in self.plan.members()})
+        return self.call(dict.fromkeys(self.plan.members(), (name, *arguments)))
 
     def call(self, commands: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         """Send commands to GPUs and collect all answers; the first failure is raised."""
@@ -207,6 +207,11 @@ class Cluster:
     def await_trap(self, gpu: str) -> None:
         """Wait until `gpu` has reached its trap."""
         self._receive([gpu], until_trapped=True)
+
+    def phase(self, gpu: str) -> str:
+        """The phase that the rank's heartbeat would report, while it is busy."""
+        self.ranks[gpu].send("phase")
+        return str(self._receive([gpu], until_trapped=False)[gpu][1])
 
     def abort(self, gpus: Sequence[str]) -> None:
         for gpu in gpus:

@@ -1,4 +1,4 @@
-"""The process on the far side of a test's pipe: one rank with its engine, driven by small commands."""
+"""The process on the far side of a test's pipe: one rank with its engine, driven by commands."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from runtime.plan.generation import GenerationPlan, Standing
 
 
 class Rank:
-    """Carries out commands; also the engine's fail points, so that a test can stop a rank anywhere."""
+    """Carries out commands; also the engine's fail points, so a test can stop a rank anywhere."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._abort = threading.Event()
         self._engine: Engine | None = None
         self._traps: dict[str, str] = {}
+        self._lock = threading.Lock()
 
     @property
     def engine(self) -> Engine:
@@ -51,7 +52,7 @@ class Rank:
         action = self._traps.pop(point, None)
         if action is None:
             return
-        self._connection.send(("trapped", point))
+        self._send("trapped", point)
         if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         self._abort.wait()
@@ -67,9 +68,6 @@ class Rank:
     def standing(self) -> Standing:
         return self.engine.standing()
 
-    def phase(self) -> str:
-        return self.engine.phase
-
     def work_fraction(self) -> float:
         return self.engine.work_fraction()
 
@@ -77,13 +75,17 @@ class Rank:
         assert self.engine.state is not None
         return {key: value.numpy() for key, value in self.engine.state.units().items()}
 
-    def damage(self, family: str) -> None:
-        """Flip the last bit of one held unit, as a defect would."""
+    def damage(self, family: str, value: float | None = None) -> None:
+        """Change one element of one held unit to `value`, or by 1e-12, as a defect would."""
         state: State | None = self.engine.state
         assert state is not None
         number = next(n for n, p in enumerate(state.layout.parameters) if p.family == family)
         row = state.rows(state.params, number)[0].flatten()
-        row[0] = torch.nextafter(row[0], row[0] + 1)
+        row[0] = row[0] + 1e-12 if value is None else value
+
+    def _send(self, verdict: str, value: Any) -> None:
+        with self._lock:
+            self._connection.send((verdict, value))
 
     def serve(self) -> None:
         """Read on a thread, so that an abort reaches a rank that is busy in a step."""
@@ -95,6 +97,8 @@ class Rank:
                     name, arguments = self._connection.recv()
                     if name == "abort":
                         self._abort.set()
+                    elif name == "phase":
+                        self._send("phase", self.engine.phase)
                     else:
                         commands.put((name, arguments))
             except (EOFError, OSError):
@@ -104,10 +108,10 @@ class Rank:
         while (command := commands.get()) is not None:
             name, arguments = command
             try:
-                self._connection.send(("done", getattr(self, name)(*arguments)))
+                self._send("done", getattr(self, name)(*arguments))
             except Exception as error:  # noqa: BLE001 (the test judges it)
                 detail = "" if isinstance(error, GenerationAborted) else traceback.format_exc()
-                self._connection.send(("failed", (type(error).__name__, f"{error}\n{detail}")))
+                self._send("failed", (type(error).__name__, f"{error}\n{detail}"))
         # Groups abandoned in mid-operation must not be destroyed on the way out.
         os._exit(0)
 
