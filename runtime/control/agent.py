@@ -1,0 +1,290 @@
+"""One agent per host: starts its workers, sees them die at once, caps power, passes messages on.
+
+It takes no decision. While the controller is away the workers go on; what they committed is kept here and told
+again on the next connection. When the agent itself ends, its workers end with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+from collections import deque
+from multiprocessing import forkserver
+from multiprocessing.connection import AuthenticationError, Connection, wait
+from multiprocessing.context import ForkServerProcess
+
+import msgspec
+
+from runtime.config import Config
+from runtime.control import messages as m
+from runtime.control.channel import Channel, connect
+from runtime.control.telemetry import HostTelemetry
+from runtime.control.worker_entry import worker_main
+
+RECONNECT_S = 0.25
+KEPT_STEPS = 4096
+_LOG = logging.getLogger(__name__)
+
+
+class _Slot:
+    """One GPU of this host and the worker process on it, if any."""
+
+    def __init__(self, gpu: str) -> None:
+        self.gpu = gpu
+        self.process: ForkServerProcess | None = None
+        self.channel: Channel | None = None
+        self.connection: Connection | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None
+
+
+class Agent:
+    """Runs the workers of one host until told to quit.
+
+    Args:
+        config: the run's configuration.
+        host: which racks are ours (RackConfig.host).
+        address: (host, port) of the controller. key: the control key.
+        telemetry: devices of this host: caps, slowness, 1 Hz records.
+        stop: set from outside to end.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        host: str,
+        address: tuple[str, int],
+        key: bytes,
+        telemetry: HostTelemetry,
+        stop: threading.Event,
+    ) -> None:
+        self._config_json = msgspec.json.encode(config)
+        self._host = host
+        self._address = address
+        self._key = key
+        self._telemetry = telemetry
+        self._stop = stop
+        self._slots = {
+            f"{rack.name}/{slot}": _Slot(f"{rack.name}/{slot}")
+            for rack in config.cluster.racks
+            if rack.host == host
+            for slot in range(rack.gpus)
+        }
+        self._context = multiprocessing.get_context("forkserver")
+        # Torch is imported once, in the forkserver, before any thread or CUDA context exists.
+        self._context.set_forkserver_preload(["runtime.control.worker", "runtime.cli"])
+        self._orders: queue.SimpleQueue[m.ToAgent] = queue.SimpleQueue()
+        self._wake_reader, self._wake_writer = os.pipe()
+        self._controller: Channel | None = None
+        self._kept_steps: deque[bytes] = deque(maxlen=KEPT_STEPS)
+        self._kept_state: dict[tuple[str, str], bytes] = {}
+        self._uplink = threading.Lock()
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return tuple(self._slots)
+
+    def run(self) -> None:
+        """Serve until `stop` or a Quit; then end every worker."""
+        forkserver.ensure_running()
+        threading.Thread(target=self._stay_connected, name="uplink", daemon=True).start()
+        try:
+            while not self._stop.is_set():
+                self._serve_once()
+        finally:
+            self._end_workers()
+
+    def wake(self) -> None:
+        """Make `run` look at its stop event now; safe in a signal handler."""
+        os.write(self._wake_writer, b".")
+
+    def speed_changed(self, gpu: str) -> None:
+        """Tell a worker its device's new speed; called by the telemetry thread."""
+        self._send_speed(self._slots[gpu])
+
+    # workers ---------------------------------------------------------------------------------
+
+    def _serve_once(self) -> None:
+        watched: dict[object, _Slot] = {}
+        for slot in self._slots.values():
+            if slot.process is not None and slot.connection is not None:
+                watched[slot.connection] = slot
+                watched[slot.process.sentinel] = slot
+        ready = wait([*watched, self._wake_reader], timeout=1.0)
+        if self._wake_reader in ready:
+            os.read(self._wake_reader, 4096)
+        # Pipes before sentinels: a worker's last words come before the news of its end.
+        for source in ready:
+            if isinstance(source, Connection):
+                self._drain_worker(watched[source])
+        for source in ready:
+            if isinstance(source, int) and source in watched:
+                self._bury(watched[source])
+        while not self._orders.empty():
+            self._obey(self._orders.get())
+
+    def _start(self, slot: _Slot) -> None:
+        if slot.alive:
+            return
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=worker_main, args=(self._config_json, slot.gpu, theirs), name=slot.gpu
+        )
+        process.start()
+        theirs.close()
+        slot.process, slot.connection, slot.channel = process, ours, Channel(ours)
+        self._telemetry.worker_started(slot.gpu)
+        self._send_speed(slot)
+
+    def _drain_worker(self, slot: _Slot) -> None:
+        """Take every message that lies in a worker's pipe; a broken pipe is left to its sentinel."""
+        assert slot.connection is not None
+        try:
+            while slot.connection.poll():
+                self._pass_on(slot.connection.recv_bytes())
+        except (EOFError, OSError):
+            if slot.process is not None:
+                slot.process.kill()
+                slot.process.join(timeout=5)
+                self._bury(slot)
+
+    def _bury(self, slot: _Slot) -> None:
+        process = slot.process
+        if process is None:
+            return
+        if slot.connection is not None and slot.connection.readable:
+            try:
+                while slot.connection.poll():
+                    self._pass_on(slot.connection.recv_bytes())
+            except (EOFError, OSError):
+                pass
+            slot.connection.close()
+        process.join(timeout=5)
+        code = process.exitcode if process.exitcode is not None else -signal.SIGKILL
+        slot.process = slot.channel = slot.connection = None
+        self._telemetry.worker_exited(slot.gpu)
+        _LOG.warning("worker %s (pid %s) exited with %s", slot.gpu, process.pid, code)
+        self._tell(
+            m.WorkerExited(gpu=slot.gpu, pid=process.pid or 0, code=code, at=time.time()),
+            kept=(slot.gpu, "exited"),
+        )
+
+    def _end_workers(self) -> None:
+        quit_ = m.encode(m.Quit())
+        alive = [slot for slot in self._slots.values() if slot.process is not None]
+        for slot in alive:
+            if slot.channel is not None:
+                slot.channel.send(quit_)
+        deadline = time.monotonic() + 2.0
+        for slot in alive:
+            assert slot.process is not None
+            slot.process.join(timeout=max(0.0, deadline - time.monotonic()))
+            if slot.process.exitcode is None:
+                slot.process.kill()
+                slot.process.join(timeout=2.0)
+
+    # orders ----------------------------------------------------------------------------------
+
+    def _obey(self, order: m.ToAgent) -> None:
+        if isinstance(order, m.StartWorkers):
+            for gpu in order.gpus:
+                if gpu in self._slots:
+                    self._start(self._slots[gpu])
+        elif isinstance(order, m.KillWorker):
+            slot = self._slots.get(order.gpu)
+            if slot is not None and slot.process is not None and slot.process.pid is not None:
+                os.kill(slot.process.pid, signal.SIGKILL if order.how == "kill" else signal.SIGSTOP)
+        elif isinstance(order, m.SetDevice):
+            self._telemetry.set_devices(order.caps_w, order.slowness)
+            for gpu in {*order.caps_w, *order.slowness}:
+                if gpu in self._slots:
+                    self._send_speed(self._slots[gpu])
+        elif isinstance(order, m.EnterGeneration):
+            self._telemetry.generation_entered(order.plan)
+            for gpu in order.plan.members():
+                self._forward(gpu, order)
+        elif isinstance(order, m.LeaveGeneration):
+            for gpu in self._slots:
+                self._forward(gpu, order)
+        else:
+            self._stop.set()
+
+    def _forward(self, gpu: str, message: m.ToWorker) -> None:
+        slot = self._slots.get(gpu)
+        if slot is not None and slot.channel is not None:
+            slot.channel.send(m.encode(message))
+
+    def _send_speed(self, slot: _Slot) -> None:
+        self._forward(slot.gpu, m.DeviceSpeed(speed=self._telemetry.speed(slot.gpu)))
+
+    # uplink ----------------------------------------------------------------------------------
+
+    def _pass_on(self, data: bytes) -> None:
+        message = m.decode_from_worker(data)
+        if isinstance(message, m.StepDone):
+            self._telemetry.step_done(message)
+            with self._uplink:
+                self._kept_steps.append(data)
+            self._send_up(data)
+        elif isinstance(message, m.Pulse):
+            self._send_up(data)
+        else:
+            self._tell(message, kept=(message.gpu, type(message).__name__))
+
+    def _tell(self, message: m.FromAgent, *, kept: tuple[str, str]) -> None:
+        data = m.encode(message)
+        with self._uplink:
+            self._kept_state[kept] = data
+            if isinstance(message, m.WorkerReady):
+                for stale in ("exited", "Parked", "Entered", "WorkerFailed"):
+                    self._kept_state.pop((message.gpu, stale), None)
+        self._send_up(data)
+
+    def _send_up(self, data: bytes) -> None:
+        controller = self._controller
+        if controller is not None:
+            controller.send(data)
+
+    def _stay_connected(self) -> None:
+        """Keep a connection to the controller; on each new one say hello and tell all again."""
+        while not self._stop.is_set():
+            try:
+                channel = connect(*self._address, self._key)
+            except (OSError, EOFError):
+                self._stop.wait(RECONNECT_S)
+                continue
+            except AuthenticationError:
+                _LOG.error("the controller refused our control key; trying again")
+                self._stop.wait(2.0)
+                continue
+            self._introduce(channel)
+            while (data := channel.receive()) is not None:
+                self._orders.put(m.decode_to_agent(data))
+                self.wake()
+            self._controller = None
+            channel.close()
+
+    def _introduce(self, channel: Channel) -> None:
+        hello = m.AgentHello(
+            host=self._host,
+            pid=os.getpid(),
+            gpus=self.gpus,
+            workers={
+                slot.gpu: slot.process.pid
+                for slot in list(self._slots.values())
+                if slot.process is not None and slot.process.pid is not None
+            },
+        )
+        with self._uplink:
+            channel.send(m.encode(hello))
+            for data in (*self._kept_state.values(), *self._kept_steps):
+                channel.send(data)
+            self._controller = channel

@@ -1,0 +1,328 @@
+"""The desk: opens proposals when the shape is not what it could be, takes answers, follows them up. Pure.
+
+A proposal names the generation it was computed for and lapses with it. It is recomputed, not carried over,
+whenever the facts change. Decisions come from people or from policy and count once. The planner says
+what an option would bring; the coordinator carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from runtime.config import Config
+from runtime.control.answers import answer_command
+from runtime.control.followup import Followup
+from runtime.control.instructions import Outgoing, Publish, Record
+from runtime.control.messages import StepDone
+from runtime.control.situations import aim_for, situation_of
+from runtime.control.succession import Aim
+from runtime.errors import PlanError
+from runtime.plan.planner import compare, leave_out, targets
+from runtime.plan.policy import rule
+from runtime.plan.situation import Situation
+from storage.records import (
+    Command,
+    DecisionMade,
+    EventHappened,
+    Option,
+    Proposal,
+    ProposalState,
+)
+
+if TYPE_CHECKING:
+    from runtime.control.coordinator import Coordinator
+
+# What a proposal is about: replica, its mode, its live slots, its slots with a worker.
+Facts = tuple[int, str, tuple[int, ...], tuple[int, ...]]
+KEPT_PROPOSALS = 200
+KEPT_EVIDENCE = 20
+
+
+class Desk:
+    """Keeps the proposals of one run."""
+
+    def __init__(self, config: Config, *, run: str, outgoing: Outgoing) -> None:
+        self._config = config
+        self._run = run
+        self._outgoing = outgoing
+        self._proposals: dict[str, Proposal] = {}
+        self._facts: dict[str, Facts | None] = {}
+        self._dismissed: set[Facts] = set()
+        self._evidence: dict[int, list[tuple[float, str]]] = {}
+        self._opened = 0
+        self.followup = Followup(config)
+
+    # what the coordinator asks ---------------------------------------------------------------
+
+    def fit_aims(self, coordinator: Coordinator, now: float) -> list[Aim]:
+        """The shape to go to now: the one decided on if all its slots live, else the survivors'.
+
+        Raises:
+            PlanError: no replica has a live slot.
+        """
+        fleet = coordinator.fleet
+        if coordinator.change.proposal and all(
+            set(aim.live) <= set(fleet.alive(aim.replica)) for aim in coordinator.aims
+        ):
+            return coordinator.aims
+        situation = self.situation(coordinator)
+        aims = [aim_for(target) for target in leave_out(situation)]
+        if not any(replica.trains for replica in situation.replicas):
+            self._event(
+                "replica_reshaped_by_policy",
+                "No replica was whole: every replica with live slots shrank to them at once.",
+                coordinator.number,
+                now,
+            )
+        return aims
+
+    def situation(self, coordinator: Coordinator) -> Situation:
+        return situation_of(coordinator, self.followup)
+
+    def note(self, replica: int, at: float, text: str) -> None:
+        """Keep evidence for the replica's next proposal."""
+        found = self._evidence.setdefault(replica, [])
+        found.append((at, text))
+        del found[:-KEPT_EVIDENCE]
+
+    def has_open_for_lost_slots(self) -> bool:
+        """Whether a replica that does not train waits for an answer."""
+        return any(
+            p.state in ("open", "approved", "applying") and p.before[p.replica].mode != "training"
+            for p in self._proposals.values()
+        )
+
+    def get(self, proposal: str) -> Proposal | None:
+        return self._proposals.get(proposal)
+
+    def refresh(self, coordinator: Coordinator, now: float) -> None:
+        """Let proposals lapse whose facts are gone, and open those that are due."""
+        if coordinator.plan is None or coordinator.ended is not None:
+            return
+        facts = {r.replica: _facts(coordinator, r.replica) for r in coordinator.plan.replicas}
+        for proposal in [p for p in self._proposals.values() if p.state == "open"]:
+            about = self._facts[proposal.id]
+            if proposal.generation != coordinator.number:
+                why = f"generation {proposal.generation} ended: {coordinator.change.cause}"
+                self._move(proposal, "stale", now, why)
+            elif about is not None and about != facts[proposal.replica]:
+                self._move(proposal, "stale", now, "the replica's GPUs changed since")
+        for replica, about in facts.items():
+            if self._is_due(about) and not self._has_open(replica):
+                self._open(coordinator, replica, about, now)
+
+    def tick(self, coordinator: Coordinator, now: float) -> None:
+        """Expire proposals and carry out what policy answers."""
+        for proposal in [p for p in self._proposals.values() if p.state == "open"]:
+            if now >= proposal.expires_at:
+                self._move(proposal, "expired", now, "nobody answered in time")
+                self.refresh(coordinator, now)
+            elif proposal.auto_at is not None and now >= proposal.auto_at:
+                self.decide(
+                    coordinator,
+                    proposal,
+                    DecisionMade(
+                        seq=0,
+                        at=now,
+                        run=self._run,
+                        id=f"policy-{proposal.id}",
+                        proposal=proposal.id,
+                        generation=proposal.generation,
+                        verdict="approved",
+                        option=proposal.recommended,
+                        who="policy",
+                        via="policy",
+                        reason="automatic by policy",
+                    ),
+                    revision=proposal.revision + 1,
+                )
+
+    def command(self, coordinator: Coordinator, command: Command, now: float) -> None:
+        answer_command(self, coordinator, command, now, self._outgoing)
+
+    # proposals -------------------------------------------------------------------------------
+
+    def _is_due(self, about: Facts) -> bool:
+        _, mode, live, alive = about
+        if about in self._dismissed or not alive:
+            return False
+        return mode != "training" or live != alive
+
+    def _has_open(self, replica: int) -> bool:
+        return any(
+            p.replica == replica and p.state in ("open", "approved", "applying")
+            for p in self._proposals.values()
+        )
+
+    def _open(self, coordinator: Coordinator, replica: int, about: Facts, now: float) -> None:
+        try:
+            comparison = compare(self.situation(coordinator), replica)
+        except PlanError as error:
+            self._event("planning_failed", str(error), coordinator.number, now)
+            return
+        if comparison.choice.kind == "carry_on" or not comparison.choice.feasible:
+            return
+        self.open(
+            coordinator, replica, comparison.options, comparison.recommended, now, facts=about
+        )
+
+    def open(
+        self,
+        coordinator: Coordinator,
+        replica: int,
+        options: Sequence[Option],
+        recommended: int,
+        now: float,
+        *,
+        facts: Facts | None,
+        cause: str = "",
+    ) -> Proposal:
+        """Open a proposal. facts: what it stands and falls with; None for one asked for by hand."""
+        assert coordinator.plan is not None
+        self._opened += 1
+        kind = options[recommended].kind
+        others = any(r.mode == "training" for r in coordinator.plan.replicas)
+        ruling = rule(self._config.policy, kind, created_at=now, others_train=others)
+        evidence = self._evidence.get(replica, [])
+        proposal = Proposal(
+            id=f"p{self._opened}",
+            run=self._run,
+            generation=coordinator.number,
+            revision=1,
+            created_at=now,
+            expires_at=ruling.expires_at,
+            replica=replica,
+            kind=kind,
+            cause=cause or (evidence[-1][1] if evidence else coordinator.change.cause),
+            before=coordinator.progress.replica_states(coordinator.plan),
+            options=tuple(options),
+            recommended=recommended,
+            evidence=tuple(evidence),
+            auto_at=ruling.auto_at,
+        )
+        self._facts[proposal.id] = facts
+        self._put(proposal)
+        return proposal
+
+    def decide(
+        self,
+        coordinator: Coordinator,
+        proposal: Proposal,
+        decision: DecisionMade,
+        *,
+        revision: int,
+    ) -> None:
+        """Carry out a valid answer to an open proposal; `revision` is that of the answered form."""
+        self._outgoing.put(Record(entry=decision))
+        about = self._facts.get(proposal.id)
+        answered = msgspec.structs.replace(
+            proposal,
+            state=decision.verdict,
+            revision=revision,
+            decided_by=decision.who,
+            decided_at=decision.at,
+            chosen=decision.option,
+            state_reason=decision.reason,
+        )
+        self._put(answered)
+        if decision.verdict == "rejected":
+            self._dismiss(about)
+            return
+        assert decision.option is not None
+        option = proposal.options[decision.option]
+        aims = [aim_for(target) for target in targets(self.situation(coordinator), option)]
+        if option.kind in ("carry_on", "drop"):
+            self._dismiss(about or _facts(coordinator, proposal.replica))
+        if aims == coordinator.aims:
+            self._move(answered, "applied", decision.at, "nothing had to change")
+            return
+        self._move(answered, "applying", decision.at, "waiting for the step boundary")
+        coordinator.change_shape(
+            aims,
+            cause=f"{option.title} (approved by {decision.who})",
+            proposal=proposal.id,
+            now=decision.at,
+        )
+
+    def _dismiss(self, about: Facts | None) -> None:
+        if about is not None:
+            self._dismissed.add(about)
+
+    def bump(self, proposal: Proposal, revision: int) -> None:
+        """Write a proposal once more above `revision`, which the store holds against our word."""
+        self._put(msgspec.structs.replace(proposal, revision=revision + 1))
+
+    def interrupted(self, proposal_id: str, cause: str, now: float) -> None:
+        """The change of an approved proposal did not come to its first step."""
+        proposal = self._proposals.get(proposal_id)
+        if proposal is not None and not proposal.is_final:
+            self._move(proposal, "failed", now, f"interrupted: {cause}")
+
+    def formed(self, coordinator: Coordinator, at: float) -> None:
+        """A generation committed its first step: what was decided for it is applied."""
+        proposal = self._proposals.get(coordinator.change.proposal)
+        if proposal is None or proposal.is_final:
+            return
+        outcome = self.followup.begin(proposal, coordinator.number, at)
+        self._put(
+            msgspec.structs.replace(
+                proposal,
+                state="applied",
+                revision=proposal.revision + 1,
+                state_reason="the runtime has committed a step in the new shape",
+                outcome=outcome,
+            )
+        )
+
+    def step_committed(self, coordinator: Coordinator, done: StepDone) -> None:
+        """Measure what an applied proposal brought, beside what was predicted."""
+        found = self.followup.observe(coordinator.progress, done)
+        proposal = self._proposals.get(found[0]) if found else None
+        if found and proposal is not None:
+            self._put(
+                msgspec.structs.replace(proposal, outcome=found[1], revision=proposal.revision + 1)
+            )
+
+    def close_all(self, reason: str, now: float) -> None:
+        for proposal in list(self._proposals.values()):
+            if not proposal.is_final:
+                self._move(proposal, "stale", now, f"the run ended: {reason}")
+
+    def _move(self, proposal: Proposal, state: ProposalState, now: float, reason: str) -> None:
+        newest = self._proposals.get(proposal.id, proposal)
+        self._put(
+            msgspec.structs.replace(
+                newest, state=state, revision=newest.revision + 1, state_reason=reason
+            )
+        )
+
+    def _put(self, proposal: Proposal) -> None:
+        self._proposals[proposal.id] = proposal
+        self._outgoing.put(Publish(proposal=proposal))
+        for old in list(self._proposals)[:-KEPT_PROPOSALS]:
+            if self._proposals[old].is_final:
+                del self._proposals[old], self._facts[old]
+
+    def _event(self, kind: str, message: str, generation: int, now: float) -> None:
+        self._outgoing.put(
+            Record(
+                entry=EventHappened(
+                    seq=0,
+                    at=now,
+                    run=self._run,
+                    kind=kind,
+                    severity="warning",
+                    message=message,
+                    generation=generation,
+                )
+            )
+        )
+
+
+def _facts(coordinator: Coordinator, replica: int) -> Facts:
+    assert coordinator.plan is not None
+    plan = coordinator.plan.replicas[replica]
+    return (replica, plan.mode, plan.live, coordinator.fleet.alive(replica))

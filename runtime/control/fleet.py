@@ -1,0 +1,77 @@
+"""What is known of every GPU of the run: its place, its worker, its last sign of progress. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from runtime.config import Config
+from runtime.plan.generation import Standing
+
+WorkerStatus = Literal["absent", "starting", "alive", "dead"]
+
+
+@dataclass(slots=True)
+class GpuView:
+    """One GPU as the controller sees it. standing: its worker's newest word, None without one."""
+
+    gpu: str
+    replica: int
+    slot: int
+    host: str
+    status: WorkerStatus = "absent"
+    pid: int = 0
+    since: float = 0.0
+    pulse_at: float = 0.0
+    phase: str = "idle"
+    phase_age_s: float = 0.0
+    slowness: float = 1.0
+    standing: Standing | None = None
+
+
+class Fleet:
+    """All GPUs of a run by id; one replica per rack, in rack order."""
+
+    def __init__(self, config: Config) -> None:
+        self._gpus = {
+            f"{rack.name}/{slot}": GpuView(
+                gpu=f"{rack.name}/{slot}", replica=replica, slot=slot, host=rack.host
+            )
+            for replica, rack in enumerate(config.cluster.racks)
+            for slot in range(rack.gpus)
+        }
+
+    def __iter__(self) -> Iterator[GpuView]:
+        return iter(self._gpus.values())
+
+    def __contains__(self, gpu: str) -> bool:
+        return gpu in self._gpus
+
+    def __getitem__(self, gpu: str) -> GpuView:
+        return self._gpus[gpu]
+
+    def alive(self, replica: int) -> tuple[int, ...]:
+        """Slots of a replica that have a living worker, ascending."""
+        return tuple(
+            view.slot for view in self if view.replica == replica and view.status == "alive"
+        )
+
+    def dead(self, replica: int) -> tuple[int, ...]:
+        return tuple(
+            view.slot
+            for view in self
+            if view.replica == replica and view.status in ("dead", "absent")
+        )
+
+    def started(self, gpu: str, pid: int, now: float) -> None:
+        """A fresh worker process is up: it has no state yet."""
+        view = self._gpus[gpu]
+        view.status, view.pid, view.since, view.pulse_at = "alive", pid, now, now
+        view.phase, view.phase_age_s = "idle", 0.0
+        view.standing = Standing(gpu=gpu, generation=0, applied_step=0, layout_generation=0)
+
+    def exited(self, gpu: str, now: float) -> None:
+        view = self._gpus[gpu]
+        view.status, view.pid, view.since, view.standing = "dead", 0, now, None
+        view.slowness = 1.0

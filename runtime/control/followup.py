@@ -1,0 +1,83 @@
+"""What applied proposals brought, and what the planner learns from it. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from typing import TYPE_CHECKING
+
+from runtime.config import Config
+from runtime.control.messages import StepDone
+from runtime.plan.cost import Calibration
+from runtime.plan.situation import Costs
+from storage.records import Outcome, Proposal
+
+if TYPE_CHECKING:
+    from runtime.control.progress import Progress
+
+# After how many steps an outcome is (re)written; the first step of a generation does not count.
+REPORT_AT = (3, 10, 30)
+OVERHEAD_STEPS = 20
+
+
+class Followup:
+    """Measures the newest applied proposal, the overhead of steps and the cost of changes."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._proposal = ""
+        self._generation = 0
+        self._first: Outcome | None = None
+        self._steps: list[float] = []
+        self._overheads: deque[float] = deque(maxlen=OVERHEAD_STEPS)
+        self._changes: deque[float] = deque(maxlen=5)
+
+    @property
+    def calibration(self) -> Calibration:
+        """Overhead of a step beyond the replicas' own shares, as measured."""
+        if not self._overheads:
+            return Calibration()
+        return Calibration(overhead_s=statistics.median(self._overheads))
+
+    @property
+    def costs(self) -> Costs:
+        """Seconds a live reconfiguration pauses the run, as measured."""
+        if not self._changes:
+            return Costs()
+        return Costs(reconfigure_s=statistics.median(self._changes))
+
+    def begin(self, proposal: Proposal, generation: int, at: float) -> Outcome:
+        """Start to follow `proposal`, whose first step was committed at `at`."""
+        decided_at = proposal.decided_at if proposal.decided_at is not None else at
+        self._proposal, self._generation, self._steps = proposal.id, generation, []
+        self._first = Outcome(
+            generation=generation, applied_at=at, first_commit_s=max(0.0, at - decided_at)
+        )
+        return self._first
+
+    def changed(self, seconds: float) -> None:
+        """A planned change paused the run for `seconds`."""
+        self._changes.append(seconds)
+
+    def observe(self, progress: Progress, done: StepDone) -> tuple[str, Outcome] | None:
+        """Take a commit; a proposal id with its outcome when it is time to write it."""
+        if progress.expected_step_s > 0:
+            self._overheads.append(max(0.0, done.step_s - max(done.share_s, default=0.0)))
+        if self._first is None or done.generation != self._generation:
+            return None
+        if done.at > self._first.applied_at:
+            self._steps.append(done.step_s)
+        if len(self._steps) not in REPORT_AT:
+            return None
+        step_s = statistics.median(self._steps)
+        ideal = progress.ideal_step_s
+        outcome = Outcome(
+            generation=self._generation,
+            applied_at=self._first.applied_at,
+            first_commit_s=self._first.first_commit_s,
+            step_s=step_s,
+            tokens_per_s=progress.tokens_per_step / step_s if step_s > 0 else 0.0,
+            goodput=min(1.0, ideal / step_s) if step_s > 0 else 0.0,
+            num_steps=len(self._steps),
+        )
+        return self._proposal, outcome

@@ -1,0 +1,63 @@
+"""What the coordinator tells the controller to do: orders, records, proposals, answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from runtime.control.messages import ToAgent
+from storage.records import CommandResult, JournalEntry, Proposal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """Send a message to one agent, or to all when `host` is None."""
+
+    message: ToAgent
+    host: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Append an entry to the journal (its seq is given there)."""
+
+    entry: JournalEntry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publish:
+    """Write a proposal's present form to the live store, and to the journal."""
+
+    proposal: Proposal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Tell a person what became of a command."""
+
+    result: CommandResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """The run is over."""
+
+    status: Literal["stopped", "failed"]
+    reason: str
+
+
+Instruction = Order | Record | Publish | Answer | Finish
+
+
+class Outgoing:
+    """Instructions collected while one event is handled."""
+
+    def __init__(self) -> None:
+        self._items: list[Instruction] = []
+
+    def put(self, item: Instruction) -> None:
+        self._items.append(item)
+
+    def take(self) -> list[Instruction]:
+        items, self._items = self._items, []
+        return items

@@ -1,0 +1,183 @@
+"""What controller, agents and workers say to each other: frozen, tagged, validated on arrival.
+
+Worker messages pass through the agent unchanged; an agent keeps them while its controller is away.
+Times are seconds since the epoch on the sender's clock.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from runtime.errors import CounterpoiseError
+from runtime.plan.generation import GenerationPlan, Standing
+
+
+class MessageError(CounterpoiseError):
+    """A message that does not decode; the connection that sent it is closed."""
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all messages."""
+
+
+# ── from a worker ─────────────────────────────────────────────────────────────────────────────
+
+
+class WorkerReady(_Message, frozen=True, kw_only=True, tag="worker_ready"):
+    """The process is up and waits for a generation."""
+
+    gpu: str
+    pid: int
+
+
+class Pulse(_Message, frozen=True, kw_only=True, tag="pulse"):
+    """Progress, not just life: what the training thread does, and since when it has not come to the
+    end of a step."""
+
+    gpu: str
+    generation: int
+    phase: str
+    phase_age_s: float
+
+
+class Entered(_Message, frozen=True, kw_only=True, tag="entered"):
+    """This rank has formed its groups, agreed on the digest and holds its units."""
+
+    gpu: str
+    generation: int
+    seconds: float
+    bytes_received: int
+
+
+class StepDone(_Message, frozen=True, kw_only=True, tag="step_done"):
+    """A committed step, told by world rank 0 of the generation.
+
+    share_s: seconds that each world rank's own share of the step took, in rank order.
+    """
+
+    gpu: str
+    generation: int
+    step: int
+    at: float
+    loss: float
+    grad_norm: float
+    tokens: int
+    step_s: float
+    exposed_sync_s: float
+    share_s: tuple[float, ...]
+    states_agree: bool | None = None
+
+
+class Parked(_Message, frozen=True, kw_only=True, tag="parked"):
+    """The rank has left the generation. last: its last committed step, told again in case the
+    rank that should have told it is gone."""
+
+    gpu: str
+    generation: int
+    standing: Standing
+    last: StepDone | None = None
+
+
+class WorkerFailed(_Message, frozen=True, kw_only=True, tag="worker_failed"):
+    """The worker met an error it cannot go on from; it exits right after."""
+
+    gpu: str
+    reason: str
+
+
+# ── from an agent ─────────────────────────────────────────────────────────────────────────────
+
+
+class AgentHello(_Message, frozen=True, kw_only=True, tag="agent_hello"):
+    """First message of every connection. workers: GPU id -> pid of the workers alive now."""
+
+    host: str
+    pid: int
+    gpus: tuple[str, ...]
+    workers: dict[str, int]
+
+
+class WorkerExited(_Message, frozen=True, kw_only=True, tag="worker_exited"):
+    """A worker process is gone. code: exit code, negative for a signal."""
+
+    gpu: str
+    pid: int
+    code: int
+    at: float
+
+
+# ── to an agent ───────────────────────────────────────────────────────────────────────────────
+
+
+class StartWorkers(_Message, frozen=True, kw_only=True, tag="start_workers"):
+    gpus: tuple[str, ...]
+
+
+class KillWorker(_Message, frozen=True, kw_only=True, tag="kill_worker"):
+    """Fence a worker (SIGKILL), or stop it in its tracks (SIGSTOP) to inject a hang."""
+
+    gpu: str
+    how: Literal["kill", "hang"] = "kill"
+
+
+class SetDevice(_Message, frozen=True, kw_only=True, tag="set_device"):
+    """Power caps in watts and injected slowness (1.0: none) by GPU id."""
+
+    caps_w: dict[str, float] = {}
+    slowness: dict[str, float] = {}
+
+
+class EnterGeneration(_Message, frozen=True, kw_only=True, tag="enter_generation"):
+    plan: GenerationPlan
+
+
+class LeaveGeneration(_Message, frozen=True, kw_only=True, tag="leave_generation"):
+    """Leave `generation`: at the next step boundary, or at once when `abort`."""
+
+    generation: int
+    abort: bool
+
+
+class Quit(_Message, frozen=True, kw_only=True, tag="quit"):
+    """End every worker and then yourself."""
+
+
+class DeviceSpeed(_Message, frozen=True, kw_only=True, tag="device_speed"):
+    """Agent to worker: speed of its (emulated) device; 1.0 is healthy at the normal cap."""
+
+    speed: float
+
+
+FromWorker = WorkerReady | Pulse | Entered | StepDone | Parked | WorkerFailed
+FromAgent = FromWorker | AgentHello | WorkerExited
+ToWorker = EnterGeneration | LeaveGeneration | DeviceSpeed | Quit
+ToAgent = StartWorkers | KillWorker | SetDevice | EnterGeneration | LeaveGeneration | Quit
+
+
+def encode(message: _Message) -> bytes:
+    return msgspec.json.encode(message)
+
+
+def decode_from_worker(data: bytes) -> FromWorker:
+    return _decode(data, FromWorker)
+
+
+def decode_from_agent(data: bytes) -> FromAgent:
+    return _decode(data, FromAgent)
+
+
+def decode_to_agent(data: bytes) -> ToAgent:
+    return _decode(data, ToAgent)
+
+
+def decode_to_worker(data: bytes) -> ToWorker:
+    return _decode(data, ToWorker)
+
+
+def _decode(data: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MessageError(f"bad message: {error}") from error

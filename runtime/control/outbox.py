@@ -1,0 +1,149 @@
+"""The run's journal: a file that is written first, and a publisher that brings it to the live store.
+
+Every entry gets its seq here. The file is the truth until the recorder has it in SQL, so neither a dead
+Redis nor one that forgot everything loses an entry: the publisher asks the store for the last
+seq it has seen and resends from there (the store ignores what it has).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from storage.live.port import LiveStore, LiveStoreDown
+from storage.records import JournalEntry, RecordError, decode_json, encode_json
+
+BATCH = 500
+HELD_BACK = 50_000
+_LOG = logging.getLogger(__name__)
+
+
+class Outbox:
+    """Append-only journal file of one run, and its way into the live store.
+
+    Args:
+        path: the journal file; an existing one is continued after its last whole line.
+        run: run id.
+        store: live store; None keeps the journal in the file alone.
+    """
+
+    def __init__(self, path: Path, *, run: str, store: LiveStore | None) -> None:
+        self._path = path
+        self._run = run
+        self._store = store
+        self._lock = threading.Lock()
+        self._offsets: list[int] = []
+        self._fresh = threading.Event()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._recover()
+        self._file = path.open("ab")
+
+    @property
+    def last_seq(self) -> int:
+        return len(self._offsets)
+
+    def write(self, entry: JournalEntry) -> JournalEntry:
+        """Number an entry and append it to the file; returns it with its seq."""
+        with self._lock:
+            numbered = msgspec.structs.replace(entry, seq=self.last_seq + 1)
+            offset = self._file.tell()
+            self._file.write(encode_json(numbered) + b"\n")
+            self._file.flush()
+            self._offsets.append(offset)
+        self._fresh.set()
+        return numbered
+
+    def read(self, after: int, count: int) -> list[JournalEntry]:
+        """Entries with seq > `after`, at most `count`, from the file."""
+        with self._lock:
+            if after >= self.last_seq:
+                return []
+            offset = self._offsets[after]
+        entries: list[JournalEntry] = []
+        with self._path.open("rb") as file:
+            file.seek(offset)
+            for line in file:
+                if len(entries) >= count or not line.endswith(b"\n"):
+                    break
+                try:
+                    entries.append(decode_json(line, JournalEntry))
+                except RecordError as error:
+                    _LOG.error("journal %s: %s", self._path, error)
+        return entries
+
+    def publish_forever(self, stop: threading.Event, on_return: Callable[[], None]) -> None:
+        """Bring entries to the live store until `stop`; `on_return` runs after each time the store
+        was away, so that what is not in the journal can be written again."""
+        if self._store is None:
+            return
+        away = True
+        sent = 0
+        while not stop.is_set():
+            try:
+                if away:
+                    sent = self._store.last_seq(self._run)
+                    on_return()
+                    away = False
+                sent = self._publish(self._store, sent)
+            except LiveStoreDown as error:
+                if not away:
+                    _LOG.warning("journal waits for the live store: %s", error)
+                away = True
+                stop.wait(0.5)
+                continue
+            if sent >= self.last_seq:
+                self._fresh.wait(0.5)
+                self._fresh.clear()
+
+    def flush(self, deadline_s: float, stop: threading.Event) -> bool:
+        """Wait until the store has everything, for a clean end. False: it has not."""
+        if self._store is None:
+            return True
+        waited = 0.0
+        while waited < deadline_s:
+            try:
+                if self._store.last_seq(self._run) >= self.last_seq:
+                    return True
+            except LiveStoreDown:
+                pass
+            stop.wait(0.05)
+            waited += 0.05
+        return False
+
+    def _publish(self, store: LiveStore, sent: int) -> int:
+        """Send one batch; hold back while the recorder is far behind, so the stream stays bounded."""
+        sent = min(sent, store.last_seq(self._run))
+        if sent - store.acknowledged(self._run) > HELD_BACK:
+            threading.Event().wait(0.5)
+            return sent
+        entries = self.read(sent, BATCH)
+        return store.append(self._run, entries) if entries else sent
+
+    def _recover(self) -> None:
+        """Index an existing file; cut off a last line that a crash left unfinished."""
+        if not self._path.exists():
+            return
+        end = 0
+        with self._path.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    json.loads(line)
+                except ValueError:
+                    break
+                self._offsets.append(end)
+                end += len(line)
+        if end < self._path.stat().st_size:
+            _LOG.warning("journal %s: cut off an unfinished last entry", self._path)
+            with self._path.open("r+b") as file:
+                file.truncate(end)
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()

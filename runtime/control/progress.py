@@ -1,0 +1,306 @@
+"""How far the run is and where its time went: commits, pace, ledger, and the snapshot of it all. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from typing import TYPE_CHECKING
+
+from runtime.config import Config
+from runtime.control.instructions import Finish, Outgoing, Record
+from runtime.control.messages import Entered, StepDone
+from runtime.layout.units import num_parameters
+from runtime.plan.generation import GenerationPlan, ReplicaPlan
+from runtime.plan.ledger import Ledger
+from storage.records import (
+    GenerationFormed,
+    LedgerSpent,
+    ReplicaState,
+    RunEnded,
+    RunStarted,
+    RunState,
+    RunStatus,
+    StepCommitted,
+)
+
+if TYPE_CHECKING:
+    from runtime.control.coordinator import Change, Coordinator
+
+BASELINE_STEPS = 20
+RATE_STEPS = 10
+
+
+class Progress:
+    """Counts commits, keeps the healthy baseline and the goodput ledger."""
+
+    def __init__(self, config: Config, *, run: str, now: float, outgoing: Outgoing) -> None:
+        self._config = config
+        self._run = run
+        self._outgoing = outgoing
+        self._started_at = now
+        self.ledger = Ledger(now)
+        self.committed = 0
+        self.formed = False
+        self.last: StepDone | None = None
+        self.last_commit_at = now
+        self._moved = 0
+        self._entering_s = 0.0
+        self._recent: deque[float] = deque(maxlen=RATE_STEPS)
+        self._healthy: deque[float] = deque(maxlen=BASELINE_STEPS)
+        self._replica_step_s: tuple[float, ...] = ()
+        self._rolled_until = 0
+
+    @property
+    def expected_step_s(self) -> float:
+        return statistics.median(self._recent) if self._recent else 0.0
+
+    @property
+    def ideal_step_s(self) -> float:
+        """Step time of the fully healthy run: measured where it can be, else the device model's."""
+        if len(self._healthy) >= 3:
+            return statistics.median(self._healthy)
+        if self._config.cluster.device == "emulated" and self._config.emulated.step_s > 0:
+            return self._config.emulated.step_s
+        return min(self._healthy, default=0.0)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self._config.train.global_batch * self._config.train.seq_len
+
+    # events ----------------------------------------------------------------------------------
+
+    def started(self, config_json: str, now: float) -> None:
+        self._outgoing.put(
+            Record(
+                entry=RunStarted(
+                    seq=0,
+                    at=now,
+                    run=self._run,
+                    name=self._config.name,
+                    emulated=self._config.cluster.device == "emulated",
+                    device=self._config.cluster.device,
+                    config=config_json,
+                    seq_len=self._config.train.seq_len,
+                    global_batch=self._config.train.global_batch,
+                    num_params=num_parameters(self._config.model),
+                )
+            )
+        )
+
+    def failure(self, happened_at: float, now: float) -> None:
+        self.ledger.failed(now, happened_at)
+        self._drain()
+
+    def leaving(self, now: float) -> None:
+        """A planned change begins at a step boundary."""
+        self.ledger.reconfigured(now)
+
+    def generation_published(self, plan: GenerationPlan, bytes_moved: int, now: float) -> None:
+        self.formed = False
+        self.last_commit_at = now
+        self._moved = bytes_moved
+        self._entering_s = 0.0
+        self._recent.clear()
+
+    def entered(self, entered: Entered) -> None:
+        self._entering_s = max(self._entering_s, entered.seconds)
+
+    def step_committed(
+        self, plan: GenerationPlan, done: StepDone, change: Change, *, waiting: bool
+    ) -> bool:
+        """Take a commit. True: it is the first of its generation."""
+        first = not self.formed
+        shares = _replica_shares(plan, done.share_s)
+        self.committed = done.step + 1
+        self.last, self.last_commit_at, self._replica_step_s = done, done.at, shares
+        healthy = _is_healthy(plan)
+        if not first:
+            self._recent.append(done.step_s)
+            if healthy:
+                self._healthy.append(done.step_s)
+        ideal = self.ideal_step_s or done.step_s
+        self.ledger.committed(
+            done.at,
+            ideal,
+            tokens=done.tokens,
+            # What the first step takes beyond the ideal belongs to getting there.
+            step_s=None if first else done.step_s,
+            waiting=waiting,
+            healthy=healthy,
+        )
+        if first:
+            self.formed = True
+            self._outgoing.put(Record(entry=self._generation_formed(plan, done, change)))
+        self._outgoing.put(Record(entry=self._step_record(plan, done, shares)))
+        self._drain()
+        return first
+
+    def ended(self, finish: Finish, now: float) -> None:
+        self.ledger.stopped(now)
+        self._drain(everything=True)
+        self._outgoing.put(
+            Record(
+                entry=RunEnded(
+                    seq=0, at=now, run=self._run, status=finish.status, reason=finish.reason
+                )
+            )
+        )
+
+    # records ---------------------------------------------------------------------------------
+
+    def _drain(self, *, everything: bool = False) -> None:
+        for span in self.ledger.drain(everything=everything):
+            self._outgoing.put(
+                Record(
+                    entry=LedgerSpent(
+                        seq=0,
+                        at=span.end,
+                        run=self._run,
+                        bucket=span.bucket,
+                        begin=span.begin,
+                        end=span.end,
+                        tokens=span.tokens,
+                    )
+                )
+            )
+
+    def _step_record(
+        self, plan: GenerationPlan, done: StepDone, shares: tuple[float, ...]
+    ) -> StepCommitted:
+        return StepCommitted(
+            seq=0,
+            at=done.at,
+            run=self._run,
+            step=done.step,
+            generation=done.generation,
+            loss=done.loss,
+            grad_norm=done.grad_norm,
+            tokens=done.tokens,
+            step_s=done.step_s,
+            exposed_sync_s=done.exposed_sync_s,
+            samples=tuple(
+                (r.replica, plan.first_sample(r.replica, done.step), r.num_samples)
+                for r in plan.replicas
+                if r.num_samples
+            ),
+            replica_step_s=shares,
+        )
+
+    def _generation_formed(
+        self, plan: GenerationPlan, done: StepDone, change: Change
+    ) -> GenerationFormed:
+        return GenerationFormed(
+            seq=0,
+            at=done.at,
+            run=self._run,
+            generation=plan.generation,
+            first_step=done.step,
+            replicas=self.replica_states(plan),
+            cause=change.cause,
+            proposal=change.proposal,
+            reconfigure_s=max(0.0, done.at - done.step_s - change.began_at),
+            bytes_moved=self._moved,
+        )
+
+    # snapshot --------------------------------------------------------------------------------
+
+    def replica_states(self, plan: GenerationPlan) -> tuple[ReplicaState, ...]:
+        shares = self._replica_step_s
+        return tuple(
+            ReplicaState(
+                replica=r.replica,
+                rack=r.rack,
+                mode=r.mode,
+                gpus=r.gpus,
+                live=r.live,
+                num_samples=r.num_samples,
+                units=_units_per_slot(r),
+                step_s=shares[r.replica] if r.replica < len(shares) else 0.0,
+                boost_w=_boost_w(r, self._config.emulated.normal_cap_w),
+            )
+            for r in plan.replicas
+        )
+
+    def snapshot(self, coordinator: Coordinator, now: float) -> RunState:
+        """The run's state for the dashboard."""
+        config, last = self._config, self.last
+        ended_at = self.ledger.marked_at if coordinator.ended else None
+        until = ended_at if ended_at is not None else now
+        step_s = self.expected_step_s or (last.step_s if last else 0.0)
+        moving = last is not None and coordinator.phase in ("training", "entering", "leaving")
+        ideal = self.ideal_step_s
+        return RunState(
+            run=self._run,
+            name=config.name,
+            status=_status(coordinator),
+            status_reason=coordinator.ended.reason if coordinator.ended else _reason(coordinator),
+            emulated=config.cluster.device == "emulated",
+            device=config.cluster.device,
+            started_at=self._started_at,
+            updated_at=now,
+            ended_at=ended_at,
+            generation=coordinator.number,
+            step=self.committed,
+            seq_len=config.train.seq_len,
+            global_batch=config.train.global_batch,
+            num_params=num_parameters(config.model),
+            replicas=self.replica_states(coordinator.plan) if coordinator.plan else (),
+            ledger={k: v for k, v in self.ledger.totals(until).items() if v > 0},
+            wall_s=self.ledger.wall_s(until),
+            loss=last.loss if last else None,
+            tokens_per_s=self.tokens_per_step / step_s if moving and step_s > 0 else 0.0,
+            step_s=step_s,
+            ideal_step_s=ideal,
+            time_goodput=self.ledger.time_goodput(until),
+            token_goodput=self.ledger.token_goodput(until, self.tokens_per_step / ideal)
+            if ideal > 0
+            else 0.0,
+        )
+
+
+def _status(coordinator: Coordinator) -> RunStatus:
+    if coordinator.ended is not None:
+        return coordinator.ended.status
+    if coordinator.progress.committed == 0:
+        return "starting"
+    return (
+        "running"
+        if coordinator.progress.formed and coordinator.phase != "leaving"
+        else ("reconfiguring")
+    )
+
+
+def _reason(coordinator: Coordinator) -> str:
+    if coordinator.phase == "starting":
+        views = list(coordinator.fleet)
+        alive = sum(view.status == "alive" for view in views)
+        return f"{alive} of {len(views)} workers are up"
+    return coordinator.change.cause if coordinator.phase in ("leaving", "entering") else ""
+
+
+def _is_healthy(plan: GenerationPlan) -> bool:
+    return all(r.mode == "training" and r.degree == len(r.gpus) for r in plan.replicas)
+
+
+def _replica_shares(plan: GenerationPlan, share_s: tuple[float, ...]) -> tuple[float, ...]:
+    """Slowest slot's share per replica; 0.0 for replicas that do not train."""
+    shares, rank = [], 0
+    for replica in plan.replicas:
+        if replica.mode == "out":
+            shares.append(0.0)
+            continue
+        own = share_s[rank : rank + replica.degree]
+        rank += replica.degree
+        shares.append(max(own, default=0.0) if replica.mode == "training" else 0.0)
+    return tuple(shares)
+
+
+def _units_per_slot(replica: ReplicaPlan) -> dict[str, tuple[int, ...]]:
+    return {
+        family: tuple(slots.count(slot) for slot in range(len(replica.gpus)))
+        for family, slots in replica.holders.items()
+    }
+
+
+def _boost_w(replica: ReplicaPlan, normal_cap_w: float) -> float:
+    return max((max(0.0, cap - normal_cap_w) for cap in replica.caps_w), default=0.0)

@@ -1,0 +1,72 @@
+"""The run as the planner sees it, taken from the coordinator's view; and its targets turned into aims. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runtime.control.succession import Aim
+from runtime.layout.takeover import home_holders
+from runtime.plan.situation import ReplicaSituation, ReplicaTarget, Situation
+
+if TYPE_CHECKING:
+    from runtime.control.coordinator import Coordinator
+    from runtime.control.followup import Followup
+
+
+def situation_of(coordinator: Coordinator, followup: Followup) -> Situation:
+    """Every replica as it stands: live slots hold state, returned ones have a worker but no state."""
+    return Situation(
+        config=coordinator.config,
+        replicas=tuple(
+            _replica(coordinator, replica)
+            for replica in range(len(coordinator.config.cluster.racks))
+        ),
+        calibration=followup.calibration,
+        costs=followup.costs,
+    )
+
+
+def _replica(coordinator: Coordinator, replica: int) -> ReplicaSituation:
+    config = coordinator.config
+    rack = config.cluster.racks[replica]
+    home = home_holders(config.model, rack.gpus)
+    gpus = tuple(f"{rack.name}/{slot}" for slot in range(rack.gpus))
+    alive = coordinator.fleet.alive(replica)
+    slowness = tuple(coordinator.fleet[gpu].slowness for gpu in gpus)
+    normal = (config.emulated.normal_cap_w,) * rack.gpus
+    if coordinator.plan is None:
+        return ReplicaSituation(
+            replica=replica,
+            rack=rack.name,
+            mode="training",
+            gpus=gpus,
+            home=home,
+            holders=home,
+            live=alive,
+            caps_w=normal,
+            slowness=slowness,
+        )
+    plan = coordinator.plan.replicas[replica]
+    live = tuple(slot for slot in plan.live if slot in alive)
+    return ReplicaSituation(
+        replica=replica,
+        rack=rack.name,
+        mode=plan.mode,  # type: ignore[arg-type]
+        gpus=gpus,
+        home=home,
+        holders=plan.holders,
+        live=live,
+        returned=tuple(slot for slot in alive if slot not in live),
+        caps_w=tuple(cap or config.emulated.normal_cap_w for cap in (plan.caps_w or normal)),
+        slowness=slowness,
+    )
+
+
+def aim_for(target: ReplicaTarget) -> Aim:
+    return Aim(
+        replica=target.replica,
+        mode=target.mode,
+        live=target.live,
+        num_samples=target.num_samples,
+        caps_w=target.caps_w,
+    )

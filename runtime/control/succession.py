@@ -1,0 +1,179 @@
+"""From one generation to the next: who has which state, what the vote says, who holds what then.
+
+Pure. The vote (DESIGN section 5): if any surviving rank applied the step, all that hold its synchronised
+gradients apply it too; if none has, it is dropped and run again. Whoever is behind by more comes as an
+empty rank and fetches its state. It knows nothing of proposals or processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from runtime.config import Config
+from runtime.errors import PlanError
+from runtime.layout.move import move_plan
+from runtime.layout.takeover import home_holders, takeover
+from runtime.layout.units import without
+from runtime.plan.generation import (
+    NO_HOLDER,
+    GenerationPlan,
+    ReplicaPlan,
+    RollForward,
+    Source,
+    Standing,
+)
+
+
+class StateLost(PlanError):
+    """Some unit has no live holder left; only a checkpoint could bring it back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aim:
+    """What a replica shall be in the next generation. caps_w: one per slot, 0.0 for dead ones."""
+
+    replica: int
+    mode: str
+    live: tuple[int, ...]
+    num_samples: int
+    caps_w: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vote:
+    """Outcome of a vote: steps applied once all have caught up, how to, and who has the state."""
+
+    applied_step: int
+    roll_forward: RollForward | None
+    holders: tuple[str, ...]
+
+
+def vote(standings: Sequence[Standing]) -> Vote:
+    """Decide where to go on from what survivors report; without any state that is step 0."""
+    with_state = [s for s in standings if s.layout_generation > 0]
+    if not with_state:
+        return Vote(applied_step=0, roll_forward=None, holders=())
+    newest = max(s.applied_step for s in with_state)
+    behind = [s for s in with_state if s.applied_step == newest - 1 and s.synced]
+    norms = [
+        s.grad_norm for s in with_state if s.applied_step == newest and s.grad_norm is not None
+    ]
+    roll = None
+    if behind and norms:
+        roll = RollForward(step=newest - 1, grad_norm=norms[0])
+    current = [s.gpu for s in with_state if s.applied_step == newest]
+    catching_up = [s.gpu for s in behind] if roll is not None else []
+    return Vote(
+        applied_step=newest, roll_forward=roll, holders=tuple(sorted({*current, *catching_up}))
+    )
+
+
+def succeed(
+    config: Config,
+    *,
+    run: str,
+    number: int,
+    store: tuple[str, int],
+    history: Mapping[int, GenerationPlan],
+    previous: GenerationPlan | None,
+    aims: Sequence[Aim],
+    standings: Mapping[str, Standing],
+    committed_steps: int,
+    planned: bool,
+) -> tuple[GenerationPlan, int]:
+    """Write the plan of generation `number`; returns it with the bytes that will move.
+
+    Args:
+        store: (host, port) of the TCPStore for rendezvous.
+        history: plans of earlier generations that standings may refer to.
+        previous: plan of the last generation that was published, None at the start of a run.
+        aims: one per replica, in replica order.
+        standings: newest standing by GPU id of every rank that lives.
+        committed_steps: steps known to be committed; the members' state must not be older. Before
+            the first, everybody starts from the config's seed.
+
+    Raises:
+        StateLost: some unit of the newest state has no holder among the members.
+        PlanError: no replica trains.
+    """
+    if not any(aim.mode == "training" for aim in aims):
+        raise PlanError("no replica trains in the next generation")
+    replicas = tuple(
+        _replica_plan(config, aim, previous.replicas[aim.replica] if previous else None)
+        for aim in aims
+    )
+    draft = GenerationPlan(
+        run=run,
+        generation=number,
+        store_host=store[0],
+        store_port=store[1],
+        replicas=replicas,
+        planned=planned,
+    )
+    members = [gpu for gpu in draft.members() if gpu in standings]
+    outcome = vote([standings[gpu] for gpu in members])
+    if outcome.applied_step < committed_steps:
+        raise StateLost(
+            f"{committed_steps} steps were committed, but "
+            + (
+                f"the newest live state is that of step {outcome.applied_step}"
+                if outcome.holders
+                else "no live GPU holds any state"
+            )
+        )
+    sources: tuple[Source, ...] = ()
+    if outcome.applied_step > 0:
+        sources = tuple(_source(gpu, standings[gpu], history) for gpu in outcome.holders)
+    plan = msgspec.structs.replace(
+        draft,
+        applied_step=outcome.applied_step,
+        roll_forward=outcome.roll_forward,
+        sources=sources,
+    )
+    try:
+        moves = move_plan(config.model, plan)
+    except PlanError as error:
+        raise StateLost(str(error)) from error
+    return plan, moves.num_bytes(config.model)
+
+
+def _replica_plan(config: Config, aim: Aim, before: ReplicaPlan | None) -> ReplicaPlan:
+    rack = config.cluster.racks[aim.replica]
+    home = home_holders(config.model, rack.gpus)
+    holders = before.holders if before is not None and before.holders else home
+    dead = [slot for slot in range(rack.gpus) if slot not in aim.live]
+    if aim.mode == "training":
+        holders = takeover(config.model, home, holders, aim.live)
+    else:
+        holders = without(holders, dead)
+    return ReplicaPlan(
+        replica=aim.replica,
+        rack=rack.name,
+        mode=aim.mode,
+        gpus=tuple(f"{rack.name}/{slot}" for slot in range(rack.gpus)),
+        live=aim.live,
+        holders=holders,
+        num_samples=aim.num_samples,
+        caps_w=aim.caps_w,
+    )
+
+
+def _source(gpu: str, standing: Standing, history: Mapping[int, GenerationPlan]) -> Source:
+    plan = history[standing.layout_generation]
+    for replica in plan.replicas:
+        if gpu in replica.gpus:
+            return Source(
+                gpu=gpu,
+                replica=replica.replica,
+                slot=replica.gpus.index(gpu),
+                holders=replica.holders,
+            )
+    raise PlanError(f"{gpu} claims the layout of generation {plan.generation}, but is not in it")
+
+
+def is_whole(plan: ReplicaPlan) -> bool:
+    """Whether the replica holds every unit, so that it can train."""
+    return all(NO_HOLDER not in slots for slots in plan.holders.values())

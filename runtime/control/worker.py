@@ -1,0 +1,233 @@
+"""One worker process: one GPU, one slot. It trains what the generation plan says and reports.
+
+The main thread trains; a second thread reads messages, sets flags and sends pulses, so that the worker
+answers while it waits in a collective. It knows no store and takes no decision: a plan comes in, steps and
+its standing go out. It ends itself when its agent is gone, since nobody could fence it then.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import threading
+import time
+from multiprocessing.connection import Connection
+
+import msgspec
+import torch
+
+from runtime.config import Config
+from runtime.control import messages as m
+from runtime.control.channel import Channel
+from runtime.engine.engine import Engine
+from runtime.errors import CounterpoiseError, GenerationAborted
+from runtime.plan.generation import GenerationPlan
+
+PULSE_S = 0.5
+_LOG = logging.getLogger(__name__)
+
+
+class _Park(msgspec.Struct, frozen=True):
+    """Say where you stand, if you have not since leaving `generation`."""
+
+    generation: int
+
+
+class Worker:
+    """Trains one slot; `run` returns when told to quit.
+
+    Args:
+        config: the run's configuration.
+        gpu: GPU id `rack/slot`.
+        connection: pipe to the agent.
+    """
+
+    def __init__(self, config: Config, gpu: str, connection: Connection) -> None:
+        self._config = config
+        self._gpu = gpu
+        self._connection = connection
+        self._channel = Channel(connection)
+        self._abort = threading.Event()
+        self._speed = threading.Condition()
+        self._speed_value = 1.0
+        self._inbox: queue.SimpleQueue[GenerationPlan | _Park | None] = queue.SimpleQueue()
+        self._flags = threading.Lock()
+        self._generation = 0
+        self._aborted = 0
+        self._leaving = 0
+        self._last: m.StepDone | None = None
+        self._progress_at = time.perf_counter()
+        self._engine = Engine(config, gpu, abort=self._abort)
+
+    def run(self) -> None:
+        reader = threading.Thread(target=self._listen, name="listen", daemon=True)
+        reader.start()
+        self._send(m.WorkerReady(gpu=self._gpu, pid=os.getpid()))
+        parked = 0
+        while True:
+            item = self._inbox.get()
+            if item is None:
+                return
+            if isinstance(item, _Park):
+                if parked >= item.generation:
+                    continue
+                parked = item.generation
+            else:
+                self._train(item)
+                parked = item.generation
+            self._send(
+                m.Parked(
+                    gpu=self._gpu,
+                    generation=parked,
+                    standing=self._engine.standing(),
+                    last=self._last,
+                )
+            )
+
+    # training thread -------------------------------------------------------------------------
+
+    def _train(self, plan: GenerationPlan) -> None:
+        """Enter a generation and step until it is left or aborted."""
+        self._progress_at = time.perf_counter()
+        with self._flags:
+            self._generation = plan.generation
+            if self._aborted >= plan.generation:
+                return
+            self._abort.clear()
+        try:
+            started = time.perf_counter()
+            report = self._engine.enter(plan)
+            self._send(
+                m.Entered(
+                    gpu=self._gpu,
+                    generation=plan.generation,
+                    seconds=time.perf_counter() - started,
+                    bytes_received=report.bytes_received,
+                )
+            )
+            leave = False
+            while not leave:
+                self._progress_at = time.perf_counter()
+                leave = self._step(plan)
+        except GenerationAborted:
+            _LOG.info("%s left generation %d", self._gpu, plan.generation)
+
+    def _step(self, plan: GenerationPlan) -> bool:
+        """One step. True: every rank leaves at this boundary."""
+        started = time.perf_counter()
+        result = self._engine.step(
+            before_commit=lambda: self._wait_for_pace(started), leave=self._wants_to_leave
+        )
+        self._last = m.StepDone(
+            gpu=self._gpu,
+            generation=plan.generation,
+            step=result.step,
+            at=time.time(),
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            tokens=result.tokens,
+            step_s=time.perf_counter() - started,
+            exposed_sync_s=result.exposed_sync_s,
+            share_s=result.compute_s,
+            states_agree=result.hash_ok,
+        )
+        if plan.members()[0] == self._gpu:
+            self._send(self._last)
+        return result.leave
+
+    def _wants_to_leave(self) -> bool:
+        steps = self._config.train.steps
+        return self._leaving >= self._generation or (
+            steps > 0 and self._engine.standing().applied_step + 1 >= steps
+        )
+
+    def _wait_for_pace(self, started: float) -> float | None:
+        """Emulated device: wait until this rank's share would have taken that long on its device.
+
+        A change of the device's speed meanwhile counts from now on for the rest of the share.
+        Returns the seconds of the share; None when the device is real and was measured.
+        """
+        step_s = self._config.emulated.step_s
+        if self._config.cluster.device != "emulated" or step_s == 0.0:
+            return None
+        left = self._engine.work_fraction() * step_s
+        if left == 0.0:
+            return 0.0
+        with self._speed:
+            left -= (time.perf_counter() - started) * self._speed_value
+            while left > 0:
+                if self._abort.is_set():
+                    raise GenerationAborted("the generation was aborted")
+                begin, speed = time.perf_counter(), self._speed_value
+                self._speed.wait(timeout=left / speed)
+                left -= (time.perf_counter() - begin) * speed
+        return time.perf_counter() - started
+
+    # listening thread ------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                arrived = self._connection.poll(PULSE_S)
+                data = self._connection.recv_bytes() if arrived else None
+            except (EOFError, OSError):
+                os._exit(0)  # The agent is gone: without it nobody can fence this process.
+            if data is None:
+                self._pulse()
+                continue
+            self._obey(m.decode_to_worker(data))
+
+    def _obey(self, message: m.ToWorker) -> None:
+        if isinstance(message, m.EnterGeneration):
+            self._inbox.put(message.plan)
+        elif isinstance(message, m.LeaveGeneration):
+            with self._flags:
+                if message.abort:
+                    self._aborted = max(self._aborted, message.generation)
+                    if self._generation <= message.generation:
+                        self._abort.set()
+                        with self._speed:
+                            self._speed.notify_all()
+                else:
+                    self._leaving = max(self._leaving, message.generation)
+            if message.abort:
+                self._inbox.put(_Park(message.generation))
+        elif isinstance(message, m.DeviceSpeed):
+            with self._speed:
+                self._speed_value = max(message.speed, 1e-3)
+                self._speed.notify_all()
+        else:
+            os._exit(0)
+
+    def _pulse(self) -> None:
+        self._send(
+            m.Pulse(
+                gpu=self._gpu,
+                generation=self._generation,
+                phase=self._engine.phase,
+                phase_age_s=time.perf_counter() - self._progress_at,
+            )
+        )
+
+    def _send(self, message: m.FromWorker) -> None:
+        self._channel.send(m.encode(message))
+
+
+def worker_main(config_json: bytes, gpu: str, connection: Connection) -> None:
+    """Entry of a forked worker process. Exits 1 after telling the agent why it could not go on."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Many ranks share a host's cores; more threads a rank would only fight for them.
+    torch.set_num_threads(1)
+    logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {gpu} %(message)s")
+    channel = Channel(connection)
+    try:
+        Worker(msgspec.json.decode(config_json, type=Config), gpu, connection).run()
+    except CounterpoiseError as error:
+        channel.send(m.encode(m.WorkerFailed(gpu=gpu, reason=str(error) or type(error).__name__)))
+    except Exception as error:
+        _LOG.exception("worker failed")
+        channel.send(m.encode(m.WorkerFailed(gpu=gpu, reason=f"{type(error).__name__}: {error}")))
+        os._exit(1)
+    os._exit(1)
