@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import ColumnElement, Connection, Engine, Table, and_, func, or_, select
 
-from storage.history.database import reading
+from storage.history.database import open_history, reading
 from storage.history.schema import SchemaState, schema_state
 from storage.history.tables import (
     DECISIONS,
@@ -66,7 +66,7 @@ class RunSummary:
     ended_at: float | None
     last_at: float
     wall_s: float
-    num_steps: int
+    steps: int
     last_step: int | None
     last_loss: float | None
     tokens: int
@@ -79,10 +79,9 @@ class RunSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunDetail:
+class RunDetail(RunSummary):
     """One run with what it ran on. config: the resolved configuration as JSON text."""
 
-    summary: RunSummary
     config: str
     seq_len: int
     global_batch: int
@@ -118,6 +117,15 @@ class History:
         self._engine = engine
         self._clock = clock
 
+    @classmethod
+    def open(cls, url: str) -> History:
+        """The history at `url` (as in `Settings.database_url`); connects lazily."""
+        return cls(open_history(url))
+
+    def close(self) -> None:
+        """Give up the connections."""
+        self._engine.dispose()
+
     def schema_state(self) -> SchemaState:
         """Whether the tables are there and of this version; ask before anything else."""
         return schema_state(self._engine)
@@ -133,7 +141,7 @@ class History:
         with reading(self._engine) as connection:
             rows = connection.execute(query.limit(_bounded(limit))).all()
             totals = _totals(connection, [row.run for row in rows])
-        return [self._summary(row, totals[row.run]) for row in rows]
+        return [RunSummary(**self._summary(row, totals[row.run])) for row in rows]
 
     def run(self, run_id: str) -> RunDetail | None:
         """One run, None when the history does not know it."""
@@ -143,7 +151,7 @@ class History:
         if row is None:
             return None
         return RunDetail(
-            summary=self._summary(row, totals[run_id]),
+            **self._summary(row, totals[run_id]),
             config=row.config,
             seq_len=row.seq_len,
             global_batch=row.global_batch,
@@ -220,7 +228,8 @@ class History:
             rows = connection.execute(query.limit(_bounded(limit))).all()
         return list(reversed(rows))
 
-    def _summary(self, row: Any, totals: dict[str, tuple[float, int]]) -> RunSummary:
+    def _summary(self, row: Any, totals: dict[str, tuple[float, int]]) -> dict[str, Any]:
+        """The fields of a `RunSummary`."""
         status, reason = row.status, row.status_reason
         if row.ended_at is None and self._clock() - row.last_at > SILENT_S:
             status = "silent"
@@ -230,19 +239,17 @@ class History:
         productive_s, productive_tokens = totals.get("productive", (0.0, 0))
         rate = productive_tokens / productive_s if productive_s > 0 else 0.0
         copied = {
-            name: getattr(row, name)
-            for name in RunSummary.__dataclass_fields__
-            if name in RUNS.c and name not in ("status", "status_reason")
+            name: getattr(row, name) for name in RunSummary.__dataclass_fields__ if name in RUNS.c
         }
-        return RunSummary(
-            **copied,
-            status=status,
-            status_reason=reason,
-            wall_s=wall_s,
-            ledger=_spent(totals),
-            time_goodput=min(1.0, productive_s / wall_s) if totals and wall_s > 0 else None,
-            token_goodput=row.tokens / (rate * wall_s) if rate > 0 and wall_s > 0 else None,
-        )
+        return copied | {
+            "status": status,
+            "status_reason": reason,
+            "steps": row.num_steps,
+            "wall_s": wall_s,
+            "ledger": _spent(totals),
+            "time_goodput": min(1.0, productive_s / wall_s) if totals and wall_s > 0 else None,
+            "token_goodput": row.tokens / (rate * wall_s) if rate > 0 and wall_s > 0 else None,
+        }
 
 
 def _bounded(limit: int) -> int:
