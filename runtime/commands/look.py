@@ -6,7 +6,6 @@ import time
 
 import click
 import msgspec
-from sqlalchemy import create_engine
 
 from runtime.commands.common import (
     ago,
@@ -141,7 +140,7 @@ def _print_proposal(proposal: Proposal, state: RunState) -> None:
 def runs(run_id: str | None, limit: int, as_json: bool) -> None:
     """List past and present runs, or show one: its goodput ledger, proposals and decisions."""
     settings = Settings.from_env()
-    history = History(create_engine(settings.database_url))
+    history = History.open(settings.database_url)
     if run_id is None:
         found = history.list_runs(limit=limit)
         if as_json:

@@ -40,7 +40,7 @@ class HostTelemetry:
     """Owns the emulated devices of a host and publishes their readings.
 
     Args:
-        config: the run's configuration. host: which racks are ours. run: run id.
+        config: the run's configuration. host: which racks are ours.
         store: live store, or None to publish nothing.
         clock: seconds since the epoch.
     """
@@ -50,12 +50,12 @@ class HostTelemetry:
         config: Config,
         *,
         host: str,
-        run: str,
         store: LiveStore | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
-        self._run = run
+        # Named by the plan of the first generation; nothing is published before.
+        self._run = ""
         self._store = store
         self._clock = clock
         self._racks = [rack for rack in config.cluster.racks if rack.host == host]
@@ -82,6 +82,7 @@ class HostTelemetry:
 
     def generation_entered(self, plan: GenerationPlan) -> None:
         with self._lock:
+            self._run = plan.run
             self._members = plan.members()
             for entry in self._gpus.values():
                 entry.share_s = entry.utilisation = 0.0
@@ -166,7 +167,7 @@ class HostTelemetry:
         )
 
     def _publish(self, records: list[RackRecord]) -> None:
-        if self._store is None:
+        if self._store is None or not self._run:
             return
         try:
             self._store.put_racks(records)

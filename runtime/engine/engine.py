@@ -18,7 +18,8 @@ import torch
 
 from runtime.config import Config
 from runtime.engine.data import Text
-from runtime.engine.groups import Group, GroupBuilder
+from runtime.engine.group import Group
+from runtime.engine.groups import GroupBuilder
 from runtime.engine.model import SlotModel
 from runtime.engine.move import Moved, move_state
 from runtime.engine.optimizer import apply_step

@@ -10,91 +10,17 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from runtime.engine.watch import Watch, Work
+from runtime.engine.group import Group
+from runtime.engine.watch import Watch
 from runtime.errors import DigestMismatch, GenerationAborted
 from runtime.plan.generation import GenerationPlan
-
-
-class Group:
-    """Collectives over `ranks` (world ranks, ascending); a group of one does nothing at all."""
-
-    def __init__(self, ranks: Sequence[int], me: int, watch: Watch, backend: Any):
-        self.ranks = tuple(ranks)
-        self.rank = self.ranks.index(me)
-        self.size = len(self.ranks)
-        self._watch = watch
-        self._backend = backend
-        self._open: list[Work] = []
-
-    def start_all_reduce(self, tensor: torch.Tensor, op: Any) -> Work:
-        """Launch an in-place all-reduce; every member of the group must call it in the same order.
-
-        Raises:
-            GenerationAborted: a peer is gone.
-        """
-        options = dist.AllreduceOptions()
-        options.reduceOp = op
-        options.asyncOp = True
-        return self._start(lambda: self._backend.allreduce([tensor], options))
-
-    def finish(self, work: Work, *, on_host: bool = False) -> None:
-        """Wait for a launched operation; raises GenerationAborted."""
-        self._watch.wait(work, on_host=on_host)
-        self._open.remove(work)
-
-    def all_reduce(
-        self,
-        tensor: torch.Tensor,
-        op: Any = dist.ReduceOp.SUM,
-        *,
-        on_host: bool = False,
-    ) -> None:
-        """In-place all-reduce over the group; every member must call it."""
-        if self.size > 1:
-            self.finish(self.start_all_reduce(tensor, op), on_host=on_host)
-
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Every member's `tensor` (equal shapes) as `(size, *shape)`; every member calls it."""
-        if self.size == 1:
-            return tensor.unsqueeze(0)
-        out = tensor.new_empty((self.size, *tensor.shape))
-        self.finish(self._start(lambda: self._backend.allgather([list(out)], [tensor])))
-        return out
-
-    def start_send(self, tensor: torch.Tensor, peer: int) -> Work:
-        """Launch a send to group rank `peer`, which must post the matching receive."""
-        return self._start(lambda: self._backend.send([tensor], peer, 0))
-
-    def start_receive(self, tensor: torch.Tensor, peer: int) -> Work:
-        """Launch a receive from group rank `peer` into `tensor`."""
-        return self._start(lambda: self._backend.recv([tensor], peer, 0))
-
-    def barrier(self) -> None:
-        """Return once every member has called it."""
-        device = "cuda" if self._watch.streamed else "cpu"
-        self.all_reduce(torch.zeros(1, device=device), on_host=True)
-
-    def idle(self) -> bool:
-        """Whether dropping the group is free of waiting: nothing is under way."""
-        return all(work.is_completed() for work in self._open)
-
-    def _start(self, launch: Callable[[], Work]) -> Work:
-        self._watch.check()
-        try:
-            work = launch()
-        except RuntimeError as error:
-            self._watch.peer_lost(error)
-            raise
-        self._open.append(work)
-        return work
 
 
 class GroupBuilder:

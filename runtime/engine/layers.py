@@ -13,7 +13,7 @@ import torch
 from torch.autograd import Function
 from torch.nn import functional
 
-from runtime.engine.groups import Group
+from runtime.engine.group import Group
 
 
 class NormIntoReplica(Function):

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from runtime.config import ModelConfig
-from runtime.engine.groups import Group
+from runtime.engine.group import Group
 from runtime.engine.layers import (
     NormIntoReplica,
     SumOverReplica,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.config import ModelConfig
-from runtime.engine.groups import Group
+from runtime.engine.group import Group
 from runtime.engine.state import State, StateLayout
 from runtime.layout.move import Flow, MovePlan, flow_elements
 from runtime.layout.sync import runs
@@ -60,10 +60,10 @@ def move_state(
     if old is not None and not keeps_layout:
         _copy_kept(old, fresh)
     for work, message, flow in receives:
-        world.finish(work, on_host=True)
+        world.finish_message(work)
         _unpack(fresh, flow, message)
     for work, _ in sends:
-        world.finish(work, on_host=True)
+        world.finish_message(work)
     return Moved(old if old is not None and keeps_layout else fresh, received, sent)
 
 

@@ -7,9 +7,8 @@ missed gradient, a wrong owner, a corrupted message.
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 
-from runtime.engine.groups import Group
+from runtime.engine.group import Group
 from runtime.engine.state import State
 
 _ODD = -0x61C8864680B583EB  # 2**64 / golden ratio, as a signed odd number
@@ -55,5 +54,5 @@ def hashes_agree(state: State, world: Group) -> bool:
     own = unit_hashes(state)
     # max(~x) is ~min(x): equal extremes mean equal hashes. Units not held sit below every hash.
     extremes = torch.stack([own, torch.where(own == _NOT_HELD, own, ~own)])
-    world.all_reduce(extremes, dist.ReduceOp.MAX, on_host=True)
+    world.all_reduce(extremes, "max", on_host=True)
     return bool((extremes[0] == ~extremes[1]).all())

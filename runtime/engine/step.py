@@ -16,7 +16,7 @@ import torch
 
 from runtime.config import TrainConfig
 from runtime.engine.data import Text
-from runtime.engine.groups import Group
+from runtime.engine.group import Group
 from runtime.engine.model import SlotModel
 from runtime.engine.optimizer import apply_step
 from runtime.engine.state import State

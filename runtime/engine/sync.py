@@ -13,11 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 
-from runtime.engine.groups import Group
+from runtime.engine.group import Group, Reduction
 from runtime.engine.state import State
-from runtime.engine.watch import Work
 from runtime.errors import GenerationAborted
 from runtime.layout.sync import Bucket, runs
 
@@ -56,9 +54,9 @@ class _Parcel:
         self.message = state.grads.new_empty(bucket.elements)
         self.parts = list(self.message.split([row.numel() for row in self.rows]))
 
-    def launch(self) -> Work:
+    def launch(self) -> Reduction:
         torch.cat(self.rows, out=self.message)
-        return self.group.start_all_reduce(self.message, dist.ReduceOp.SUM)
+        return self.group.start_all_reduce(self.message)
 
     def unpack(self) -> None:
         torch._foreach_copy_(self.rows, self.parts)
@@ -76,13 +74,13 @@ class DirectSync:
     ) -> None:
         self._parcels = [_Parcel(bucket, state, groups[bucket.group]) for bucket in buckets]
         self._missing: set[int] = set()
-        self._works: list[Work] = []
+        self._reductions: list[Reduction] = []
         self._failure: GenerationAborted | None = None
         self._armed = False
 
     def begin(self) -> None:
         self._missing = set().union(*(parcel.numbers for parcel in self._parcels))
-        self._works = []
+        self._reductions = []
         self._armed = True
 
     def ready(self, numbers: Sequence[int]) -> None:
@@ -97,8 +95,10 @@ class DirectSync:
         self._armed = False
         if self._failure is not None:
             raise self._failure
-        for parcel, work in zip(self._parcels, self._works, strict=True):
-            parcel.group.finish(work)
+        for parcel, reduction in zip(self._parcels, self._reductions, strict=True):
+            parcel.group.advance(reduction)
+        for parcel, reduction in zip(self._parcels, self._reductions, strict=True):
+            parcel.group.finish_all_reduce(reduction)
             parcel.unpack()
 
     def _launch(self) -> None:
@@ -106,10 +106,10 @@ class DirectSync:
         try:
             while (
                 self._failure is None
-                and len(self._works) < len(self._parcels)
-                and self._missing.isdisjoint(self._parcels[len(self._works)].numbers)
+                and len(self._reductions) < len(self._parcels)
+                and self._missing.isdisjoint(self._parcels[len(self._reductions)].numbers)
             ):
-                self._works.append(self._parcels[len(self._works)].launch())
+                self._reductions.append(self._parcels[len(self._reductions)].launch())
         except GenerationAborted as error:
             self._failure = error
 

@@ -73,6 +73,14 @@ def num_units(model: ModelConfig, family: str) -> int:
     }[family]
 
 
+def num_parameters(model: ModelConfig) -> int:
+    """Elements of the whole logical model, padding of the last vocabulary block not counted."""
+    padding = num_units(model, "vocab") * model.vocab_block - model.vocab
+    padded = padding * model.hidden * sum(p.family == "vocab" for p in parameters(model))
+    rows = sum(p.row_elements * num_units(model, p.family) for p in parameters(model))
+    return rows - padded
+
+
 def unit_elements(model: ModelConfig, family: str) -> int:
     """Parameter elements that one unit of `family` comprises over all layers."""
     return sum(p.row_elements for p in parameters(model) if p.family == family)
