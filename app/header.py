@@ -35,15 +35,12 @@ def render() -> None:
 def nothing_runs(down: str) -> None:
     """Stands in for a live page when there is no run to show."""
     if down:
-        st.markdown("**Live data is away.** " + _sentence(down))
         st.markdown(
-            "Runs go on without it and nothing is lost. This page reconnects by itself. "
-            "History works meanwhile."
+            "**No live data.** Runs go on without it and nothing is lost; this page reconnects by "
+            "itself. If nothing runs, start something:"
         )
-        return
-    st.markdown(
-        "**No run is known here.** A run shows up within a second of its start. To start one:"
-    )
+    else:
+        st.markdown("**No run is known here.** A run shows up within a second of its start:")
     st.code(COMMANDS, language="sh")
     st.markdown("Runs that have ended are in History.")
 
@@ -113,8 +110,3 @@ def status_look(state: RunState) -> Look:
     if state.status == "running" and not whole:
         return DEGRADED_RUN
     return STATUS_LOOKS[state.status]
-
-
-def _sentence(text: str) -> str:
-    """A message from below as a sentence."""
-    return text if text.endswith((".", "!", "?")) else text + "."

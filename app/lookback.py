@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from storage.history.database import HistoryDown, HistoryRejectedError, open_history
+from storage.history.database import HistoryDown, HistoryRejectedError
 from storage.history.queries import History, RunDetail, RunSummary, StepSeries
 from storage.records import (
     DecisionMade,
@@ -53,7 +53,7 @@ class Lookback:
     """
 
     def __init__(self, url: str) -> None:
-        self._history = History(open_history(url))
+        self._history = History.open(url)
 
     def runs(self, search: str) -> Found:
         """Newest first."""

@@ -26,7 +26,7 @@ def past_loss(past: PastRun, height: int) -> dict[str, Any]:
 
 def shape_over_time(past: PastRun) -> dict[str, Any]:
     """One row a replica, one bar a generation: how many slots were live, or left out."""
-    summary = past.detail.summary
+    summary = past.detail
     end = max(summary.started_at + summary.wall_s, summary.last_at)
     unit, scale = ("min", 60.0) if end - summary.started_at < 7200 else ("h", 3600.0)
     replicas = sorted({one.replica for form in past.generations for one in form.replicas})
@@ -47,6 +47,7 @@ def shape_over_time(past: PastRun) -> dict[str, Any]:
     traces = [_bars(name, bars, colours[name]) for name, bars in looks.items() if bars["y"]]
     layout = {
         "barmode": "overlay",
+        "uniformtext": {"minsize": 10, "mode": "hide"},
         "showlegend": True,
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         "hovermode": "closest",
@@ -87,6 +88,7 @@ def _bars(name: str, bars: dict[str, list[Any]], colour: str) -> dict[str, Any]:
         "orientation": "h",
         "name": name,
         "textposition": "inside",
+        "textangle": 0,
         "insidetextanchor": "middle",
         "hovertemplate": "%{y}: %{text}<br>%{hovertext}<extra></extra>",
         "marker": {

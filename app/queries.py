@@ -129,7 +129,7 @@ class LiveReader:
         self._next_runs = 0.0
 
     def runs(self) -> tuple[list[RunState], str]:
-        """The runs the store knows, newest first, and why it could not be asked ("" if it could)."""
+        """The runs the store knows, newest first; why it could not be asked ("" if it could)."""
         with self._lock:
             if self._monotonic() >= self._next_runs:
                 try:

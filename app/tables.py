@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from app.components.parts import Column, Row, marked, table
 from app.palette import PROPOSAL_LOOKS, SEVERITY_LOOKS
-from app.words import ACTION_WORDS, percent
+from app.words import percent
 from storage.records import EventHappened, Proposal
 
 EVENT_COLUMNS = (
@@ -26,7 +26,15 @@ PROPOSAL_COLUMNS = (
 )
 
 
-def event_table(events: Iterable[EventHappened], key: str, max_height: int | None = 300) -> None:
+NO_EVENTS = "Nothing has happened yet. Failures, repairs and reconfigurations are listed here."
+
+
+def event_table(
+    events: Iterable[EventHappened],
+    key: str,
+    max_height: int | None = 300,
+    empty: str = NO_EVENTS,
+) -> None:
     """Events, newest first. `events`: oldest first."""
     rows = [
         Row(
@@ -45,7 +53,7 @@ def event_table(events: Iterable[EventHappened], key: str, max_height: int | Non
         rows,
         key,
         label="Events",
-        empty="Nothing has happened yet. Failures, repairs and reconfigurations are listed here.",
+        empty=empty,
         max_height=max_height,
     )
 
@@ -79,7 +87,3 @@ def where(event: EventHappened) -> str:
     if place := event.gpu or event.rack:
         return place
     return "run" if event.replica is None else f"replica {event.replica}"
-
-
-def action(proposal: Proposal) -> str:
-    return f"{ACTION_WORDS[proposal.kind]}, replica {proposal.replica}"

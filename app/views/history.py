@@ -52,7 +52,7 @@ def render() -> None:
     )
     found = context.lookback().runs(search.strip())
     if found.trouble:
-        st.markdown(f"**The history cannot be read now.** {found.trouble}")
+        st.markdown(f"**History is not available.** {found.trouble}")
         st.markdown("Live pages work without it; nothing is lost, the recorder catches up.")
         return
     selected = st.query_params.get("run") or st.session_state.get("history_run")
@@ -84,7 +84,7 @@ def _detail(run: str) -> None:
     if past is None:
         st.markdown(f"The history does not know the run {run}, or cannot be read now.")
         return
-    summary = past.detail.summary
+    summary = past.detail
     heading(f"{summary.name} ({summary.run})")
     _facts(past)
     tiles(_numbers(summary), "history_numbers")
@@ -114,7 +114,7 @@ def _detail(run: str) -> None:
 
 
 def _facts(past: PastRun) -> None:
-    summary, detail = past.detail.summary, past.detail
+    detail = summary = past.detail
     parts = [
         summary.device + (" (emulated)" if summary.emulated else ""),
         params(detail.num_params),
@@ -132,7 +132,7 @@ def _facts(past: PastRun) -> None:
 
 def _numbers(summary: RunSummary) -> list[Tile]:
     return [
-        Tile(label="Steps", value=number(summary.num_steps), sub=_status(summary).word),
+        Tile(label="Steps", value=number(summary.steps), sub=_status(summary).word),
         Tile(label="Loss", value=number(summary.last_loss, 4), sub="of the last step"),
         Tile(label="Tokens", value=number(summary.tokens / 1e6, 1), unit="M", sub="committed"),
         Tile(
@@ -157,7 +157,7 @@ def _run_row(run: RunSummary) -> Row:
             {"time": run.started_at},
             f"{run.name} ({run.run})",
             marked(_status(run), title=run.status_reason),
-            number(run.num_steps),
+            number(run.steps),
             number(run.last_loss, 4),
             percent(run.time_goodput),
             percent(run.token_goodput),

@@ -78,7 +78,7 @@ def _gpu(snapshot: LiveSnapshot, state: RunState, looks: Looks) -> None:
     tiles(_gpu_tiles(record, slot, look.word), "gpu_tiles")
     _gpu_chart(context.reader().gpu_history(state.run, record.rack, HISTORY_SECONDS), slot)
     own = [event for event in snapshot.events if event.gpu == selected]
-    event_table(own[-20:], "gpu_events", 180)
+    event_table(own[-20:], "gpu_events", 180, f"No event names {selected} among the newest ones.")
     if state.emulated and state.status not in context.ENDED:
         failed = record.state_names()[slot] in ("failed", "repairing")
         if st.button("Inject fault (emulated run)…", key="inject_fault"):

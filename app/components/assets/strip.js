@@ -30,7 +30,9 @@ function draw(state) {
   ];
   const banners = [];
   if (silent) banners.push(h("div", { class: "banner", role: "alert" }, `The dashboard has not answered for ${duration(at.silent())}. The numbers below are old; the run does not depend on the dashboard. It reconnects by itself.`));
-  else if (data.down) banners.push(h("div", { class: "banner", role: "alert" }, age === null ? data.down : `Live data is ${duration(age)} old; the run goes on; reconnecting. ${data.down}`));
+  else if (data.down) banners.push(h("div", { class: "banner", role: "alert" },
+    age === null ? "Live data is away; reconnecting." : `Live data is ${duration(age)} old; the run goes on; reconnecting.`,
+    h("div", { class: "muted" }, data.down.replaceAll("`", ""))));
   else if (age !== null && age > OLD_AFTER_S && !data.ended) banners.push(h("div", { class: "banner", role: "alert" }, `Live data is ${duration(age)} old: the store answers, but the run has written nothing since.`));
   if (data.reason) banners.push(h("div", { class: "banner", style: `--tone:${data.status ? data.status.colour : "#c99700"}` }, data.reason));
   fill(node, [h("div", { class: "strip" }, ...parts), ...banners, data.note && h("div", { class: "local muted" }, data.note)]);
