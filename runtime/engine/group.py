@@ -1,9 +1,9 @@
 """Collectives of one process group, waited for with an eye on the abort flag.
 
-On gloo a ring of n ranks takes 2 (n - 1) dependent hops, each two thread switches; where ranks outnumber
-cores that, not the bytes, is the price. So small groups reduce by direct exchange: one hop for small
-tensors (everybody gets all and sums in rank order), two for large ones (each sums its chunk). All
-members get the same bits either way. Other backends and large groups use the library's all-reduce.
+On gloo a ring of n ranks takes 2 (n - 1) dependent hops, each two thread switches; where ranks
+outnumber cores that, not the bytes, is the price. So small groups reduce by direct exchange: one
+hop for small tensors (everybody gets all and sums in rank order), two for large ones (each sums its
+chunk). All members get the same bits either way. Other backends and large groups use the library's.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Group:
         flat = tensor.view(-1)
         if not self._direct:
             options = dist.AllreduceOptions()
-            options.reduceOp = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
+            kind: Any = dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX
+            options.reduceOp = kind
             options.asyncOp = True
             work = self._start(lambda: self._backend.allreduce([tensor], options))
             return Reduction(flat, op, "native", work, flat)
