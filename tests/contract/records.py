@@ -161,7 +161,7 @@ def journal(num_entries: int) -> list[JournalEntry]:
             case 5 if seq == 5:
                 entries.append(formed(seq))
             case 6 if seq < 100:
-                entries.append(proposed(seq, id=f"p-{seq}"))
+                entries.append(proposed(seq, id=f"p-{seq}", created_at=1000.0 + seq))
             case 7 if seq < 100:
                 entries.append(decision(seq, id=f"c-{seq}"))
             case _:
