@@ -70,7 +70,8 @@ def test_a_stored_database_of_each_version_upgrades(dump: Path, tmp_path: Path) 
     run = history.run(RUN)
     assert run is not None
     assert (run.steps, run.status, len(history.steps(RUN))) == (9, "stopped", 9)
-    assert len(history.generations(RUN)) == len(history.proposals(RUN)) == 1
+    assert [formed.first_step for formed in history.generations(RUN)] == [0]
+    assert [proposal.id for proposal in history.proposals(RUN)] == ["p-6", "p-16"]
     assert history.decisions(RUN)[0].who == "ana"
     assert history.ledger(RUN)["productive"] == 20.0
     assert [event.kind for event in history.events(RUN)] == ["gpu_failed", "gpu_failed"]

@@ -103,9 +103,8 @@ def test_redis_killed_and_wiped_under_a_running_recorder(
     entries, store = records.journal(6000), RedisStore.for_service(redis_server.url)
     engine, stop = open_history(empty_url), threading.Event()
     upgrade(engine)
-    recorder = Recorder(
-        RedisStore.for_service(redis_server.url), engine, clock=time.time, stop=stop
-    )
+    reading = RedisStore.for_service(redis_server.url)
+    recorder = Recorder(reading, engine, clock=lambda: 5000.0, stop=stop)
     thread = threading.Thread(target=recorder.run_forever)
     thread.start()
     try:
@@ -126,6 +125,7 @@ def test_redis_killed_and_wiped_under_a_running_recorder(
     assert not thread.is_alive()
     assert_recorded(empty_url, entries)
     engine.dispose()
+    reading.close()
     store.close()
 
 
