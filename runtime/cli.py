@@ -63,8 +63,8 @@ def cli() -> None:
     Bring it back:
         counterpoise fault repair rack-0/3
 
-    State lives in COUNTERPOISE_HOME (default: .counterpoise in the current folder). An external Redis is
-    named by COUNTERPOISE_REDIS_URL, a PostgreSQL by COUNTERPOISE_DATABASE_URL.
+    State lives in COUNTERPOISE_HOME (default: .counterpoise in the current folder). An external
+    Redis is named by COUNTERPOISE_REDIS_URL, a PostgreSQL by COUNTERPOISE_DATABASE_URL.
     """
 
 

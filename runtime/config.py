@@ -1,7 +1,8 @@
 """The run's configuration: one TOML file becomes one frozen `Config`.
 
-Each section is owned by the component that reads it and checks itself in `__post_init__`; unknown keys,
-wrong types and impossible values are refused before anything is started. Secrets never live here.
+Each section is owned by the component that reads it and checks itself in `__post_init__`; unknown
+keys, wrong types and impossible values are refused before anything is started. Secrets never live
+here.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class RackConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Racks and the devices in them. Device and backend are configuration, not a fork in the code."""
+    """Racks and the devices in them. Device and backend are configuration, no fork in the code."""
 
     racks: tuple[RackConfig, ...] = (RackConfig(name="rack-0"), RackConfig(name="rack-1"))
     device: Literal["emulated", "cuda"] = "emulated"
@@ -162,7 +163,10 @@ Answer = Literal["auto", "approve", "auto_after_deadline"]
 
 
 class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who decides what, and how long a proposal stands. Leaving out a broken replica is always automatic."""
+    """Who decides what, and how long a proposal stands.
+
+    Leaving out a broken replica is always automatic.
+    """
 
     shrink: Answer = "approve"
     grow: Answer = "approve"
@@ -176,7 +180,10 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ControlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Addresses and deadlines of the control plane; nothing listens beyond 127.0.0.1 unless told to."""
+    """Addresses and deadlines of the control plane.
+
+    Nothing listens beyond 127.0.0.1 unless told to.
+    """
 
     host: str = "127.0.0.1"
     port: int = 0

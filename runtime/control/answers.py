@@ -1,8 +1,11 @@
-"""What becomes of people's commands: checked again where they are carried out, answered with a reason. Pure."""
+"""What becomes of people's commands: checked where they are carried out, answered with a reason.
+
+Pure.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from runtime.control import messages as m
 from runtime.control.instructions import Answer, Outgoing, Record
@@ -138,7 +141,7 @@ def _fault(coordinator: Coordinator, command: Fault, now: float, outgoing: Outgo
     if command.kind != "repair" and view.status != "alive":
         raise _Refused("invalid", f"{command.gpu} has no live worker")
     if command.kind in ("kill", "hang"):
-        how = "kill" if command.kind == "kill" else "hang"
+        how: Literal["kill", "hang"] = "kill" if command.kind == "kill" else "hang"
         coordinator.order(m.KillWorker(gpu=view.gpu, how=how), view.host)
         message = f"{command.kind} injected into {view.gpu}"
     elif command.kind == "slow":

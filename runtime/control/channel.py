@@ -1,8 +1,8 @@
 """Authenticated message channels between controller and agents.
 
-`multiprocessing.connection` does the framing and the mutual HMAC proof of the control key; payloads are
-JSON bytes and never unpickled. The key comes from COUNTERPOISE_CONTROL_KEY or is minted by `up` for its
-children.
+`multiprocessing.connection` does the framing and the mutual HMAC proof of the control key; payloads
+are JSON bytes and never unpickled. The key comes from COUNTERPOISE_CONTROL_KEY or is minted by `up`
+for its children.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def control_key() -> bytes:
     key = os.environ.get(CONTROL_KEY, "")
     if len(key) < 16:
         raise UserError(
-            f"{CONTROL_KEY} is {'too short' if key else 'not set'}; give the controller and every agent "
-            "the same random text of at least 16 characters, for example from "
+            f"{CONTROL_KEY} is {'too short' if key else 'not set'}; give the controller and every "
+            "agent the same random text of at least 16 characters, for example from "
             "`python3 -c 'import secrets; print(secrets.token_hex(32))'`"
         )
     return key.encode()

@@ -1,8 +1,8 @@
-"""The desk: opens proposals when the shape is not what it could be, takes answers, follows them up. Pure.
+"""The desk: opens proposals when the shape is not what it could be, takes answers, follows up.
 
-A proposal names the generation it was computed for and lapses with it. It is recomputed, not carried over,
-whenever the facts change. Decisions come from people or from policy and count once. The planner says
-what an option would bring; the coordinator carries it out.
+A proposal names the generation it was computed for and lapses with it. It is recomputed, not
+carried over, whenever the facts change. Decisions come from people or from policy and count once.
+The planner says what an option would bring; the coordinator carries it out. Pure.
 """
 
 from __future__ import annotations

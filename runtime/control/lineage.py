@@ -1,4 +1,4 @@
-"""Ending with one's parent: a role that `up` started must not outlive it, even when `up` was killed."""
+"""Ending with one's parent: a role that `up` started must not outlive it, even a killed one."""
 
 from __future__ import annotations
 

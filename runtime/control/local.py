@@ -1,4 +1,4 @@
-"""A whole run inside one process and its workers: controller and agent in threads, no live store needed.
+"""A whole run inside one process and its workers: controller and agent in threads, no store needed.
 
 Benchmarks and tests drive it; `counterpoise up` runs the same classes as processes of their own.
 """

@@ -1,7 +1,7 @@
-"""The run's journal: a file that is written first, and a publisher that brings it to the live store.
+"""The run's journal: a file that is written first, and a publisher that brings it to the store.
 
-Every entry gets its seq here. The file is the truth until the recorder has it in SQL, so neither a dead
-Redis nor one that forgot everything loses an entry: the publisher asks the store for the last
+Every entry gets its seq here. The file is the truth until the recorder has it in SQL, so neither a
+dead Redis nor one that forgot everything loses an entry: the publisher asks the store for the last
 seq it has seen and resends from there (the store ignores what it has).
 """
 
@@ -116,7 +116,7 @@ class Outbox:
         return False
 
     def _publish(self, store: LiveStore, sent: int) -> int:
-        """Send one batch; hold back while the recorder is far behind, so the stream stays bounded."""
+        """Send one batch; hold back while the recorder is far behind: the stream stays bounded."""
         sent = min(sent, store.last_seq(self._run))
         if sent - store.acknowledged(self._run) > HELD_BACK:
             threading.Event().wait(0.5)

@@ -1,4 +1,4 @@
-"""The run as the planner sees it, taken from the coordinator's view; and its targets turned into aims. Pure."""
+"""The run as the planner sees it, and the planner's targets turned into aims. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def situation_of(coordinator: Coordinator, followup: Followup) -> Situation:
-    """Every replica as it stands: live slots hold state, returned ones have a worker but no state."""
+    """Every replica as it stands: live slots hold state, returned ones have only a worker."""
     return Situation(
         config=coordinator.config,
         replicas=tuple(

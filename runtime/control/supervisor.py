@@ -3,6 +3,7 @@ restarted, and leaves nothing running when it ends. It takes no part in training
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -127,10 +128,8 @@ class Supervisor:
             role.process.wait(timeout=deadline_s)
         except subprocess.TimeoutExpired:
             _LOG.warning("%s did not end in %.0f s and was killed", name, deadline_s)
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(role.process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
         role.process.wait()
 
     def wait_ended(self, name: str, deadline_s: float) -> int | None:

@@ -1,7 +1,8 @@
 """The devices of one host: their caps, pace, power and temperature, published once a second.
 
-One packed record per rack goes to the live store; when the store is away that second is lost and nothing
-else happens. On emulated devices every number comes from the device model and the record says so.
+One packed record per rack goes to the live store; when the store is away that second is lost and
+nothing else happens. On emulated devices every number comes from the device model and the record
+says so.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class HostTelemetry:
     # once a second ---------------------------------------------------------------------------
 
     def run_forever(self, stop: threading.Event, changed: Callable[[str], None]) -> None:
-        """Advance the devices and publish until `stop`; `changed(gpu)` when a speed moved by 1 %."""
+        """Advance devices and publish until `stop`; `changed(gpu)` when a speed moved by 1 %."""
         last = self._clock()
         told: dict[str, float] = {}
         while not stop.wait(PERIOD_S):

@@ -1,5 +1,8 @@
-"""Where a worker process begins. It names the worker module only inside the process, so that an agent can
-point its forkserver here without importing torch itself."""
+"""Where a worker process begins.
+
+It names the worker module only inside the process, so that an agent can point its forkserver here
+without importing torch itself.
+"""
 
 from multiprocessing.connection import Connection
 
