@@ -155,7 +155,8 @@ class RunState(_Record, frozen=True, kw_only=True):
 
 
 class RunStarted(_Record, frozen=True, kw_only=True, tag="run_started"):
-    """First entry of a run. config: the resolved configuration as JSON text."""
+    """First entry of a run. config: the resolved configuration as JSON text. continues: run whose
+    checkpoint it went on from at `first_step`, "" when it began afresh."""
 
     seq: int
     at: float
@@ -167,6 +168,8 @@ class RunStarted(_Record, frozen=True, kw_only=True, tag="run_started"):
     seq_len: int
     global_batch: int
     num_params: int
+    continues: str = ""
+    first_step: int = 0
 
 
 class RunEnded(_Record, frozen=True, kw_only=True, tag="run_ended"):

@@ -18,6 +18,7 @@ import click
 from runtime.config import Config, load_config
 from runtime.control.lineage import end_with_parent
 from runtime.errors import UserError
+from runtime.plan.manifest import Start
 from storage.settings import Settings
 
 config_option = click.option(
@@ -33,10 +34,12 @@ config_option = click.option(
 @config_option
 @click.option("--run", "run_id", default="", help="Run id; default: name and time.")
 @click.option("--port", type=int, default=None, help="Listen here instead of control.port.")
-def controller(config_path: Path | None, run_id: str, port: int | None) -> None:
-    """Run the controller of one training run: it plans, decides by policy and owns the generation."""
+@click.option("--fresh", is_flag=True, help="Begin at step 0, whatever checkpoint there is.")
+def controller(config_path: Path | None, run_id: str, port: int | None, fresh: bool) -> None:
+    """Run the controller of one training run: it plans, decides by policy, owns the generation."""
     from runtime.control.channel import control_key
     from runtime.control.controller import Controller
+    from runtime.engine.resume import find_start
     from storage.live.redis_store import RedisStore
 
     _set_up_logging()
@@ -44,12 +47,15 @@ def controller(config_path: Path | None, run_id: str, port: int | None) -> None:
     if port is not None:
         config = with_port(config, port)
     run_id = run_id or mint_run_id(config)
+    start, why = (Start(), "") if fresh else find_start(config, settings.home / "runs")
     serving = Controller(
         config,
         run=run_id,
         home=settings.home / "runs" / run_id,
         store=RedisStore.for_service(settings.redis_url),
         key=control_key(),
+        start=start,
+        start_reason=why,
     )
     _on_signals(lambda: serving.ask_stop("stopped by its operator"))
     end_with_parent()

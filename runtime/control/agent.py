@@ -1,7 +1,7 @@
 """One agent per host: starts its workers, sees them die at once, caps power, passes messages on.
 
-It takes no decision. While the controller is away the workers go on; what they committed is kept here and told
-again on the next connection. When the agent itself ends, its workers end with it.
+It takes no decision. While the controller is away the workers go on; what they committed is kept
+here and told again on the next connection. When the agent itself ends, its workers end with it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import signal
 import threading
 import time
 from collections import deque
-from multiprocessing import forkserver
-from multiprocessing.connection import AuthenticationError, Connection, wait
+from multiprocessing import AuthenticationError, forkserver
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
 import msgspec
@@ -113,7 +113,7 @@ class Agent:
     # workers ---------------------------------------------------------------------------------
 
     def _serve_once(self) -> None:
-        watched: dict[object, _Slot] = {}
+        watched: dict[Connection | int, _Slot] = {}
         for slot in self._slots.values():
             if slot.process is not None and slot.connection is not None:
                 watched[slot.connection] = slot
@@ -145,7 +145,7 @@ class Agent:
         self._send_speed(slot)
 
     def _drain_worker(self, slot: _Slot) -> None:
-        """Take every message that lies in a worker's pipe; a broken pipe is left to its sentinel."""
+        """Take every message that lies in a worker's pipe; a broken pipe means a dead worker."""
         assert slot.connection is not None
         try:
             while slot.connection.poll():
@@ -199,9 +199,7 @@ class Agent:
                 if gpu in self._slots:
                     self._start(self._slots[gpu])
         elif isinstance(order, m.KillWorker):
-            slot = self._slots.get(order.gpu)
-            if slot is not None and slot.process is not None and slot.process.pid is not None:
-                os.kill(slot.process.pid, signal.SIGKILL if order.how == "kill" else signal.SIGSTOP)
+            self._strike(order)
         elif isinstance(order, m.SetDevice):
             self._telemetry.set_devices(order.caps_w, order.slowness)
             for gpu in {*order.caps_w, *order.slowness}:
@@ -211,11 +209,16 @@ class Agent:
             self._telemetry.generation_entered(order.plan)
             for gpu in order.plan.members():
                 self._forward(gpu, order)
-        elif isinstance(order, m.LeaveGeneration):
+        elif isinstance(order, m.LeaveGeneration | m.Save):
             for gpu in self._slots:
                 self._forward(gpu, order)
         else:
             self._stop.set()
+
+    def _strike(self, order: m.KillWorker) -> None:
+        slot = self._slots.get(order.gpu)
+        if slot is not None and slot.process is not None and slot.process.pid is not None:
+            os.kill(slot.process.pid, signal.SIGKILL if order.how == "kill" else signal.SIGSTOP)
 
     def _forward(self, gpu: str, message: m.ToWorker) -> None:
         slot = self._slots.get(gpu)

@@ -1,31 +1,43 @@
 """The controller process of one run: sockets, stores and clock around the coordinator.
 
-One queue, one thread that takes decisions. Agents, the live store and signals only ever put events into the
-queue; every instruction of the coordinator is carried out here. The TCPStore that the ranks meet at
-lives here too and outlives every worker.
+One queue, one thread that takes decisions. Agents, the live store and signals only ever put events
+into the queue; every instruction of the coordinator is carried out here. The TCPStore that the
+ranks meet at lives here too and outlives every worker.
 """
 
 from __future__ import annotations
 
 import logging
 import queue
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing.connection import AuthenticationError, Listener
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Listener
 from pathlib import Path
 
 import msgspec
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from runtime.config import Config
 from runtime.control import messages as m
 from runtime.control.channel import Channel, listen
 from runtime.control.coordinator import Coordinator
-from runtime.control.instructions import Answer, Finish, Instruction, Order, Publish, Record
+from runtime.control.instructions import (
+    Answer,
+    Finish,
+    Instruction,
+    Order,
+    Publish,
+    Record,
+    Seal,
+)
 from runtime.control.live_link import LiveLink
 from runtime.control.outbox import Outbox
+from runtime.engine.checkpoint import CheckpointError, seal
+from runtime.plan.manifest import Start
 from storage.live.port import LiveStore
 from storage.records import Command, ProposalChanged
 
@@ -58,6 +70,7 @@ class Controller:
         store: live store, or None to go without one (benchmarks).
         key: control key shared with the agents.
         clock: seconds since the epoch.
+        start: the checkpoint to go on from. start_reason: a word on that for the journal.
         observer: called with every journal entry after it was written (benchmarks, tests).
     """
 
@@ -71,6 +84,8 @@ class Controller:
         key: bytes,
         clock: Callable[[], float] = time.time,
         observer: Callable[[object], None] | None = None,
+        start: Start | None = None,
+        start_reason: str = "",
     ) -> None:
         self._config = config
         self._run = run
@@ -86,8 +101,14 @@ class Controller:
         self._lost_at: dict[str, float] = {}
         self._stop = threading.Event()
         self._finished: Finish | None = None
+        self._start_reason = start_reason
         self.coordinator = Coordinator(
-            config, run=run, store=(config.control.host, rendezvous_port), now=clock()
+            config,
+            run=run,
+            store=(config.control.host, rendezvous_port),
+            now=clock(),
+            checkpoints=str((home / "checkpoint").resolve()),
+            start=start,
         )
         self._link = (
             LiveLink(store, run=run, on_command=self._take_command) if store is not None else None
@@ -122,6 +143,8 @@ class Controller:
             threads += self._link.start(self._stop)
         now = self._clock()
         self.coordinator.progress.started(msgspec.json.encode(self._config).decode(), now)
+        if self._start_reason:
+            self.coordinator.note_start(self._start_reason, now)
         self._carry_out(self.coordinator.tick(now))
         try:
             self._serve()
@@ -184,8 +207,22 @@ class Controller:
                     self._link.put_result(instruction.result)
                 if self._observer is not None:
                     self._observer(instruction.result)
+            elif isinstance(instruction, Seal):
+                self._seal(instruction)
             else:
                 self._finished = instruction
+
+    def _seal(self, instruction: Seal) -> None:
+        """Make a checkpoint of the parts, and let go of the run's earlier ones."""
+        folder = Path(instruction.folder)
+        try:
+            seal(folder, instruction.manifest)
+        except CheckpointError as error:
+            _LOG.error("%s", error)
+            return
+        for old in folder.parent.iterdir():
+            if old != folder:
+                shutil.rmtree(old, ignore_errors=True)
 
     def _publish_proposal(self, publish: Publish) -> None:
         proposal = publish.proposal
@@ -257,7 +294,7 @@ class Controller:
 
 
 def _host_rendezvous(host: str) -> tuple[TCPStore, int]:
-    """A TCPStore that listens on `host` alone (left to itself it would listen on every interface)."""
+    """A TCPStore that listens on `host` alone (by itself it would listen on every interface)."""
     listening = socket.create_server((host, 0), backlog=1024)
     port = listening.getsockname()[1]
     store = TCPStore(

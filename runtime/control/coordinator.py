@@ -1,8 +1,8 @@
 """The life of a run: events in, instructions out, no I/O and no clock of its own.
 
-It owns the generation: it notices that ranks die, hang, come back or that a decision was taken, lets
-everybody leave, holds the vote and writes the next plan. What to propose and who may decide is the desk's
-(`runtime.control.desk`); what state goes where is `runtime.control.succession`'s.
+It owns the generation: it notices that ranks die, hang, come back or that a decision was taken,
+lets everybody leave, holds the vote and writes the next plan. What to propose and who may decide is
+the desk's (`runtime.control.desk`); what state goes where is `runtime.control.succession`'s.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from runtime.config import Config
 from runtime.control import messages as m
 from runtime.control.desk import Desk
 from runtime.control.fleet import Fleet
-from runtime.control.instructions import Finish, Instruction, Order, Outgoing, Record
+from runtime.control.instructions import Finish, Instruction, Order, Outgoing, Record, Seal
 from runtime.control.progress import Progress
-from runtime.control.succession import Aim, StateLost, succeed
+from runtime.control.succession import Aim, Past, StateLost, succeed
 from runtime.errors import PlanError
 from runtime.plan.generation import GenerationPlan
+from runtime.plan.manifest import Manifest, Part, Start
 from storage.records import Command, EventHappened, RunState, Severity
 
-Phase = Literal["starting", "entering", "training", "leaving", "ended"]
+Phase = Literal["starting", "entering", "training", "leaving", "saving", "ended"]
 KEPT_PLANS = 16
+SAVE_DEADLINE_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +46,20 @@ class Coordinator:
         config: the run's configuration. run: run id.
         store: (host, port) of the TCPStore for rendezvous.
         now: seconds since the epoch, as in every later call.
+        checkpoints: folder for the checkpoint at the end; "" writes none.
+        start: the checkpoint to go on from.
     """
 
-    def __init__(self, config: Config, *, run: str, store: tuple[str, int], now: float) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        run: str,
+        store: tuple[str, int],
+        now: float,
+        checkpoints: str = "",
+        start: Start | None = None,
+    ) -> None:
         self.config = config
         self.run = run
         self.fleet = Fleet(config)
@@ -65,6 +78,11 @@ class Coordinator:
         self._entered: set[str] = set()
         self._began_at = now
         self._phase_at = now
+        self._checkpoints = checkpoints
+        self._folder = ""
+        self._parts: dict[str, Part] = {}
+        self._start = start or Start()
+        self.progress.begin_at(self._start)
 
     # events ----------------------------------------------------------------------------------
 
@@ -82,6 +100,8 @@ class Coordinator:
             self._on_parked(message, now)
         elif isinstance(message, m.Entered):
             self._on_entered(message, now)
+        elif isinstance(message, m.Saved):
+            self._on_saved(message, now)
         elif isinstance(message, m.StepDone):
             self._on_step(message, now)
         elif isinstance(message, m.Pulse):
@@ -136,6 +156,11 @@ class Coordinator:
     @property
     def change(self) -> Change:
         return self._change
+
+    def note_start(self, reason: str, now: float) -> None:
+        """Put where the run begins, and why, into the journal."""
+        kind = "run_continued" if self._start.checkpoint else "run_begun_afresh"
+        self._event(kind, "info", reason, now)
 
     # workers ---------------------------------------------------------------------------------
 
@@ -251,7 +276,7 @@ class Coordinator:
         if self._change.planned:
             self.progress.leaving(self.progress.last_commit_at)
         if self._change.finish is not None:
-            self._end(self._change.finish, now)
+            self._save(now)
         else:
             self._form_next(now)
 
@@ -264,11 +289,14 @@ class Coordinator:
                 run=self.run,
                 number=self._number + 1,
                 store=self._store,
-                history=self._history,
-                previous=self.plan,
+                past=Past(
+                    history=self._history,
+                    previous=self.plan,
+                    standings={v.gpu: v.standing for v in self.fleet if v.standing is not None},
+                    committed_steps=self.progress.committed,
+                    start=self._start,
+                ),
                 aims=self.aims,
-                standings={v.gpu: v.standing for v in self.fleet if v.standing is not None},
-                committed_steps=self.progress.committed,
                 planned=self._change.planned,
             )
         except StateLost as error:
@@ -288,6 +316,44 @@ class Coordinator:
         self.order(m.EnterGeneration(plan=plan))
         self.progress.generation_published(plan, bytes_moved, now)
         self.desk.refresh(self, now)
+
+    # the last checkpoint ---------------------------------------------------------------------
+
+    def _save(self, now: float) -> None:
+        """Let every rank write its part of a checkpoint before the run ends."""
+        assert self._change.finish is not None
+        if not self._checkpoints or self.progress.committed == self.progress.start_step:
+            self._end(self._change.finish, now)
+            return
+        self._parts = {}
+        self._folder = f"{self._checkpoints}/step-{self.progress.committed:08d}"
+        self._set_phase("saving", now)
+        self.order(m.Save(folder=self._folder))
+
+    def _on_saved(self, saved: m.Saved, now: float) -> None:
+        if self.phase != "saving" or self.plan is None or self._change.finish is None:
+            return
+        if saved.part is None:
+            self._event("checkpoint_failed", "critical", f"{saved.gpu}: {saved.error}", now)
+            self._end(self._change.finish, now)
+            return
+        self._parts[saved.gpu] = saved.part
+        members = self.plan.members()
+        if set(members) <= set(self._parts):
+            self.progress.ledger.spend("checkpointing", now)
+            self.outgoing.put(
+                Seal(
+                    folder=self._folder,
+                    manifest=Manifest(
+                        run=self.run,
+                        applied_step=self.progress.committed,
+                        model=self.config.model,
+                        train=self.config.train,
+                        parts=tuple(self._parts[gpu] for gpu in members),
+                    ),
+                )
+            )
+            self._end(self._change.finish, now)
 
     # training --------------------------------------------------------------------------------
 
@@ -331,6 +397,10 @@ class Coordinator:
 
     def _fence(self, now: float) -> None:
         """Kill ranks that hold the others up: silent, or busy for ever while the rest waits."""
+        if self.phase == "saving" and now - self._phase_at > SAVE_DEADLINE_S:
+            self._event("checkpoint_failed", "critical", "not every rank wrote its part", now)
+            assert self._change.finish is not None
+            self._end(self._change.finish, now)
         if self.phase not in ("entering", "training", "leaving") or self.plan is None:
             return
         deadline = self.step_deadline_s()
@@ -356,7 +426,7 @@ class Coordinator:
         self._phase_at = now
 
     def step_deadline_s(self) -> float:
-        """Longest time without a commit before the cause is looked for: 3 steps, and no less than 2 s."""
+        """Longest time without a commit before the cause is looked for: 3 steps, at least 2 s."""
         expected = self.progress.expected_step_s
         if expected <= 0 or not self.progress.formed:
             return self.config.control.step_deadline_s

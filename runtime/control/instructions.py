@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from runtime.control.messages import ToAgent
+from runtime.plan.manifest import Manifest
 from storage.records import CommandResult, JournalEntry, Proposal
 
 
@@ -39,6 +40,14 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Seal:
+    """All parts of a checkpoint are on disk: check them and write the manifest."""
+
+    folder: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finish:
     """The run is over."""
 
@@ -46,7 +55,7 @@ class Finish:
     reason: str
 
 
-Instruction = Order | Record | Publish | Answer | Finish
+Instruction = Order | Record | Publish | Answer | Seal | Finish
 
 
 class Outgoing:

@@ -6,12 +6,13 @@ Times are seconds since the epoch on the sender's clock.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
 from runtime.errors import CounterpoiseError
 from runtime.plan.generation import GenerationPlan, Standing
+from runtime.plan.manifest import Part
 
 
 class MessageError(CounterpoiseError):
@@ -80,6 +81,14 @@ class Parked(_Message, frozen=True, kw_only=True, tag="parked"):
     last: StepDone | None = None
 
 
+class Saved(_Message, frozen=True, kw_only=True, tag="saved"):
+    """This rank's part of a checkpoint is on disk; `error` says why it is not."""
+
+    gpu: str
+    part: Part | None = None
+    error: str = ""
+
+
 class WorkerFailed(_Message, frozen=True, kw_only=True, tag="worker_failed"):
     """The worker met an error it cannot go on from; it exits right after."""
 
@@ -140,6 +149,12 @@ class LeaveGeneration(_Message, frozen=True, kw_only=True, tag="leave_generation
     abort: bool
 
 
+class Save(_Message, frozen=True, kw_only=True, tag="save"):
+    """Write your part of a checkpoint into `folder`; every rank of the run must see that folder."""
+
+    folder: str
+
+
 class Quit(_Message, frozen=True, kw_only=True, tag="quit"):
     """End every worker and then yourself."""
 
@@ -150,10 +165,10 @@ class DeviceSpeed(_Message, frozen=True, kw_only=True, tag="device_speed"):
     speed: float
 
 
-FromWorker = WorkerReady | Pulse | Entered | StepDone | Parked | WorkerFailed
+FromWorker = WorkerReady | Pulse | Entered | StepDone | Parked | Saved | WorkerFailed
 FromAgent = FromWorker | AgentHello | WorkerExited
-ToWorker = EnterGeneration | LeaveGeneration | DeviceSpeed | Quit
-ToAgent = StartWorkers | KillWorker | SetDevice | EnterGeneration | LeaveGeneration | Quit
+ToWorker = EnterGeneration | LeaveGeneration | DeviceSpeed | Save | Quit
+ToAgent = StartWorkers | KillWorker | SetDevice | EnterGeneration | LeaveGeneration | Save | Quit
 
 
 def encode(message: _Message) -> bytes:
@@ -161,19 +176,19 @@ def encode(message: _Message) -> bytes:
 
 
 def decode_from_worker(data: bytes) -> FromWorker:
-    return _decode(data, FromWorker)
+    return cast(FromWorker, _decode(data, FromWorker))
 
 
 def decode_from_agent(data: bytes) -> FromAgent:
-    return _decode(data, FromAgent)
+    return cast(FromAgent, _decode(data, FromAgent))
 
 
 def decode_to_agent(data: bytes) -> ToAgent:
-    return _decode(data, ToAgent)
+    return cast(ToAgent, _decode(data, ToAgent))
 
 
 def decode_to_worker(data: bytes) -> ToWorker:
-    return _decode(data, ToWorker)
+    return cast(ToWorker, _decode(data, ToWorker))
 
 
 def _decode(data: bytes, kind: Any) -> Any:

@@ -1,10 +1,10 @@
-"""How far the run is and where its time went: commits, pace, ledger, and the snapshot of it all. Pure."""
+"""How far the run is and where its time went: commits, pace, ledger, snapshot. Pure."""
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from runtime.config import Config
 from runtime.control.instructions import Finish, Outgoing, Record
@@ -12,9 +12,11 @@ from runtime.control.messages import Entered, StepDone
 from runtime.layout.units import num_parameters
 from runtime.plan.generation import GenerationPlan, ReplicaPlan
 from runtime.plan.ledger import Ledger
+from runtime.plan.manifest import Start
 from storage.records import (
     GenerationFormed,
     LedgerSpent,
+    ReplicaMode,
     ReplicaState,
     RunEnded,
     RunStarted,
@@ -39,6 +41,7 @@ class Progress:
         self._outgoing = outgoing
         self._started_at = now
         self.ledger = Ledger(now)
+        self.start_step = 0
         self.committed = 0
         self.formed = False
         self.last: StepDone | None = None
@@ -69,6 +72,11 @@ class Progress:
 
     # events ----------------------------------------------------------------------------------
 
+    def begin_at(self, start: Start) -> None:
+        """The run goes on from a checkpoint."""
+        self._start = start
+        self.start_step = self.committed = start.step
+
     def started(self, config_json: str, now: float) -> None:
         self._outgoing.put(
             Record(
@@ -83,6 +91,8 @@ class Progress:
                     seq_len=self._config.train.seq_len,
                     global_batch=self._config.train.global_batch,
                     num_params=num_parameters(self._config.model),
+                    continues=self._start.run,
+                    first_step=self._start.step,
                 )
             )
         )
@@ -210,7 +220,7 @@ class Progress:
             ReplicaState(
                 replica=r.replica,
                 rack=r.rack,
-                mode=r.mode,
+                mode=cast(ReplicaMode, r.mode),
                 gpus=r.gpus,
                 live=r.live,
                 num_samples=r.num_samples,
@@ -261,7 +271,7 @@ class Progress:
 def _status(coordinator: Coordinator) -> RunStatus:
     if coordinator.ended is not None:
         return coordinator.ended.status
-    if coordinator.progress.committed == 0:
+    if coordinator.progress.last is None:
         return "starting"
     return (
         "running"

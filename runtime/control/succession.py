@@ -1,8 +1,8 @@
 """From one generation to the next: who has which state, what the vote says, who holds what then.
 
-Pure. The vote (DESIGN section 5): if any surviving rank applied the step, all that hold its synchronised
-gradients apply it too; if none has, it is dropped and run again. Whoever is behind by more comes as an
-empty rank and fetches its state. It knows nothing of proposals or processes.
+Pure. The vote (DESIGN section 5): if any surviving rank applied the step, all that hold its
+synchronised gradients apply it too; if none has, it is dropped and run again. Whoever is behind by
+more comes as an empty rank and fetches its state. It knows nothing of proposals or processes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from runtime.plan.generation import (
     Source,
     Standing,
 )
+from runtime.plan.manifest import Start
 
 
 class StateLost(PlanError):
@@ -51,11 +52,29 @@ class Vote:
     holders: tuple[str, ...]
 
 
-def vote(standings: Sequence[Standing]) -> Vote:
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """What a generation follows.
+
+    history: plans of earlier generations that standings may refer to.
+    previous: plan of the last generation that was published, None at the start of a run.
+    standings: newest standing by GPU id of every rank that lives.
+    committed_steps: steps known to be committed; the members' state must not be older.
+    start: where the run began; until its first step is committed everybody starts from there.
+    """
+
+    history: Mapping[int, GenerationPlan]
+    previous: GenerationPlan | None
+    standings: Mapping[str, Standing]
+    committed_steps: int
+    start: Start
+
+
+def vote(standings: Sequence[Standing], start_step: int = 0) -> Vote:
     """Decide where to go on from what survivors report; without any state that is step 0."""
     with_state = [s for s in standings if s.layout_generation > 0]
     if not with_state:
-        return Vote(applied_step=0, roll_forward=None, holders=())
+        return Vote(applied_step=start_step, roll_forward=None, holders=())
     newest = max(s.applied_step for s in with_state)
     behind = [s for s in with_state if s.applied_step == newest - 1 and s.synced]
     norms = [
@@ -77,23 +96,15 @@ def succeed(
     run: str,
     number: int,
     store: tuple[str, int],
-    history: Mapping[int, GenerationPlan],
-    previous: GenerationPlan | None,
+    past: Past,
     aims: Sequence[Aim],
-    standings: Mapping[str, Standing],
-    committed_steps: int,
     planned: bool,
 ) -> tuple[GenerationPlan, int]:
     """Write the plan of generation `number`; returns it with the bytes that will move.
 
     Args:
         store: (host, port) of the TCPStore for rendezvous.
-        history: plans of earlier generations that standings may refer to.
-        previous: plan of the last generation that was published, None at the start of a run.
         aims: one per replica, in replica order.
-        standings: newest standing by GPU id of every rank that lives.
-        committed_steps: steps known to be committed; the members' state must not be older. Before
-            the first, everybody starts from the config's seed.
 
     Raises:
         StateLost: some unit of the newest state has no holder among the members.
@@ -101,9 +112,9 @@ def succeed(
     """
     if not any(aim.mode == "training" for aim in aims):
         raise PlanError("no replica trains in the next generation")
+    standings, before, start = past.standings, past.previous, past.start
     replicas = tuple(
-        _replica_plan(config, aim, previous.replicas[aim.replica] if previous else None)
-        for aim in aims
+        _replica_plan(config, aim, before.replicas[aim.replica] if before else None) for aim in aims
     )
     draft = GenerationPlan(
         run=run,
@@ -114,10 +125,10 @@ def succeed(
         planned=planned,
     )
     members = [gpu for gpu in draft.members() if gpu in standings]
-    outcome = vote([standings[gpu] for gpu in members])
-    if outcome.applied_step < committed_steps:
+    outcome = vote([standings[gpu] for gpu in members], start.step)
+    if outcome.applied_step < past.committed_steps:
         raise StateLost(
-            f"{committed_steps} steps were committed, but "
+            f"{past.committed_steps} steps were committed, but "
             + (
                 f"the newest live state is that of step {outcome.applied_step}"
                 if outcome.holders
@@ -125,13 +136,14 @@ def succeed(
             )
         )
     sources: tuple[Source, ...] = ()
-    if outcome.applied_step > 0:
-        sources = tuple(_source(gpu, standings[gpu], history) for gpu in outcome.holders)
+    if outcome.applied_step > start.step:
+        sources = tuple(_source(gpu, standings[gpu], past.history) for gpu in outcome.holders)
     plan = msgspec.structs.replace(
         draft,
         applied_step=outcome.applied_step,
         roll_forward=outcome.roll_forward,
         sources=sources,
+        checkpoint="" if sources else start.checkpoint,
     )
     try:
         moves = move_plan(config.model, plan)

@@ -1,8 +1,8 @@
 """One worker process: one GPU, one slot. It trains what the generation plan says and reports.
 
-The main thread trains; a second thread reads messages, sets flags and sends pulses, so that the worker
-answers while it waits in a collective. It knows no store and takes no decision: a plan comes in, steps and
-its standing go out. It ends itself when its agent is gone, since nobody could fence it then.
+The main thread trains; a second thread reads messages, sets flags and sends pulses, so that the
+worker answers while it waits in a collective. It knows no store and takes no decision: a plan comes
+in, steps and its standing go out. It ends itself when its agent is gone: nobody could fence it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import msgspec
 import torch
@@ -35,6 +36,12 @@ class _Park(msgspec.Struct, frozen=True):
     generation: int
 
 
+class _SaveTo(msgspec.Struct, frozen=True):
+    """Write this rank's part of a checkpoint."""
+
+    folder: str
+
+
 class Worker:
     """Trains one slot; `run` returns when told to quit.
 
@@ -52,7 +59,9 @@ class Worker:
         self._abort = threading.Event()
         self._speed = threading.Condition()
         self._speed_value = 1.0
-        self._inbox: queue.SimpleQueue[GenerationPlan | _Park | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[GenerationPlan | _Park | _SaveTo | None] = (
+            queue.SimpleQueue()
+        )
         self._flags = threading.Lock()
         self._generation = 0
         self._aborted = 0
@@ -70,6 +79,9 @@ class Worker:
             item = self._inbox.get()
             if item is None:
                 return
+            if isinstance(item, _SaveTo):
+                self._save(Path(item.folder))
+                continue
             if isinstance(item, _Park):
                 if parked >= item.generation:
                     continue
@@ -137,6 +149,13 @@ class Worker:
             self._send(self._last)
         return result.leave
 
+    def _save(self, folder: Path) -> None:
+        try:
+            part = self._engine.save(folder)
+            self._send(m.Saved(gpu=self._gpu, part=part))
+        except CounterpoiseError as error:
+            self._send(m.Saved(gpu=self._gpu, error=str(error)))
+
     def _wants_to_leave(self) -> bool:
         steps = self._config.train.steps
         return self._leaving >= self._generation or (
@@ -194,6 +213,8 @@ class Worker:
                     self._leaving = max(self._leaving, message.generation)
             if message.abort:
                 self._inbox.put(_Park(message.generation))
+        elif isinstance(message, m.Save):
+            self._inbox.put(_SaveTo(message.folder))
         elif isinstance(message, m.DeviceSpeed):
             with self._speed:
                 self._speed_value = max(message.speed, 1e-3)
@@ -226,7 +247,7 @@ def worker_main(config_json: bytes, gpu: str, connection: Connection) -> None:
         Worker(msgspec.json.decode(config_json, type=Config), gpu, connection).run()
     except CounterpoiseError as error:
         channel.send(m.encode(m.WorkerFailed(gpu=gpu, reason=str(error) or type(error).__name__)))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the process ends; its agent is told why
         _LOG.exception("worker failed")
         channel.send(m.encode(m.WorkerFailed(gpu=gpu, reason=f"{type(error).__name__}: {error}")))
         os._exit(1)

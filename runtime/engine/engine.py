@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
 import torch
 
 from runtime.config import Config
+from runtime.engine.checkpoint import load_units, read_manifest, write_part
 from runtime.engine.data import Text
 from runtime.engine.group import Group
 from runtime.engine.groups import GroupBuilder
@@ -33,6 +35,7 @@ from runtime.layout.sync import SyncGroup, buckets, canonical_units, member_repl
 from runtime.layout.units import Held, held_units
 from runtime.layout.work import slot_work
 from runtime.plan.generation import GenerationPlan, ReplicaPlan, Standing
+from runtime.plan.manifest import Part
 
 # An abandoned collective frees its thread after this many step deadlines; nothing waits for it.
 _TIMEOUT_DEADLINES = 6
@@ -227,6 +230,18 @@ class Engine:
         )
         return work * replica.num_samples * len(self._plan.replicas) / self._plan.global_batch
 
+    def save(self, folder: Path) -> Part:
+        """Write this rank's part of a checkpoint: the units it is canonical for.
+
+        Raises:
+            PlanError: no generation was entered. CheckpointError: it cannot be written.
+        """
+        if self._plan is None or self._state is None:
+            raise PlanError("no generation entered; there is nothing to save")
+        rank = self._plan.members().index(self._gpu)
+        units = canonical_units(self._config.model, self._plan, rank)
+        return write_part(folder, self._gpu, self._state, units)
+
     def close(self) -> None:
         """Let go of the groups; the state stays readable."""
         self._stepper = None
@@ -300,7 +315,11 @@ class Engine:
         if plan.roll_forward:
             fresh.grad_norm = plan.roll_forward.grad_norm
         if not plan.sources:
-            fresh.initialise(self._config.model, self._config.train.seed)
+            if plan.checkpoint:
+                folder = Path(plan.checkpoint)
+                load_units(folder, read_manifest(folder), fresh)
+            else:
+                fresh.initialise(self._config.model, self._config.train.seed)
             return Moved(fresh, 0, 0)
         return move_state(self._config.model, moves, self._state, fresh, world)
 

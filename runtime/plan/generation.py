@@ -1,8 +1,8 @@
 """What one generation is: shape, layouts, batch plan, power plan, and how to get into it.
 
-The controller writes a `GenerationPlan`, every rank executes it without asking further. Everything a
-rank does (its groups, its samples, what it sends and receives) derives from this one value, so equal
-digests mean equal behaviour. Pure: no torch, no store, no clock.
+The controller writes a `GenerationPlan`, every rank executes it without asking further. Everything
+a rank does (its groups, its samples, what it sends and receives) derives from this one value, so
+equal digests mean equal behaviour. Pure: no torch, no store, no clock.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import msgspec
 
 NO_HOLDER = -1
 
-# Family name -> for every unit, the slot that holds it (`NO_HOLDER` where a standby replica has a hole).
-# Key/value heads and replicated parameters are derived (see runtime.layout), never stored.
+# Family name -> for every unit, the slot that holds it (`NO_HOLDER`: a standby replica's hole).
+# Key/value heads and replicated parameters are derived (runtime.layout), never stored.
 Holders = dict[str, tuple[int, ...]]
 
 
@@ -68,9 +68,10 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 class GenerationPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a rank needs to enter generation `generation`.
 
-    applied_step: number of optimizer steps every source has applied once `roll_forward` is done; the
-        next step to train is this number (steps count from 0).
-    sources: members that bring valid state. Empty means: initialise from the config's seed.
+    applied_step: number of optimizer steps every source has applied once `roll_forward` is done;
+        the next step to train is this number (steps count from 0).
+    sources: members that bring valid state. Empty means: from the checkpoint in the folder
+        `checkpoint`, or, without one, from the config's seed.
     store_host/store_port: the TCPStore for rendezvous; keys are prefixed `run/generation/`.
     """
 
@@ -82,6 +83,7 @@ class GenerationPlan(msgspec.Struct, frozen=True, kw_only=True):
     applied_step: int = 0
     roll_forward: RollForward | None = None
     sources: tuple[Source, ...] = ()
+    checkpoint: str = ""
     planned: bool = False
 
     def members(self) -> tuple[str, ...]:
@@ -91,7 +93,7 @@ class GenerationPlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def first_sample(self, replica: int, step: int) -> int:
-        """Index of the first sample that `replica` takes of `step`; it takes `num_samples` from it."""
+        """First of the `num_samples` sample indices that `replica` takes of `step`."""
         before = sum(plan.num_samples for plan in self.replicas if plan.replica < replica)
         return step * self.global_batch + before
 

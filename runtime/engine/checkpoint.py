@@ -1,0 +1,179 @@
+"""Checkpoints that know units, not layouts: written by any shape, read by any shape.
+
+Every rank writes the units it is canonical for as one safetensors part; a manifest with checksums,
+written last and renamed into place, makes the parts a checkpoint. Data cursor, learning rate and
+all randomness are functions of the step, so the step is all the manifest has to say about them.
+Written when a run stops; writing while it trains comes with the asynchronous copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from runtime.config import ModelConfig
+from runtime.engine.state import State
+from runtime.errors import CounterpoiseError
+from runtime.layout.units import Held, num_units, parameters
+from runtime.plan.manifest import Manifest, Part
+
+MANIFEST = "manifest.json"
+
+
+class CheckpointError(CounterpoiseError):
+    """A checkpoint that cannot be written or trusted; names the file and the way out."""
+
+
+def write_part(folder: Path, name: str, state: State, units: Held) -> Part:
+    """Write the rows of `units` with their moments, tensors `(3, units, *row)`; returns its entry.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for number, parameter in enumerate(state.layout.parameters):
+        held = state.layout.held[parameter.family]
+        rows = [held.index(unit) for unit in units[parameter.family]]
+        if rows:
+            picked = torch.tensor(rows, device=state.params.device)
+            tensors[f"{parameter.name}.{parameter.layer}"] = torch.stack(
+                [state.rows(flat, number).index_select(0, picked) for flat in state.moving()]
+            ).cpu()
+    path = folder / f"{name.replace('/', '_')}.safetensors"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, path)
+        with path.open("rb+") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+        size = path.stat().st_size
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot write the checkpoint part {path}: {error}") from error
+    return Part(file=path.name, sha256=digest, num_bytes=size, units=units)
+
+
+def seal(folder: Path, manifest: Manifest) -> None:
+    """Make the parts in `folder` a checkpoint, atomically.
+
+    Raises:
+        CheckpointError: parts are missing a unit, or the manifest cannot be written.
+    """
+    _check_complete(folder, manifest)
+    fresh = folder / f"{MANIFEST}.new"
+    try:
+        with fresh.open("wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(folder / MANIFEST)
+        descriptor = os.open(folder, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {folder / MANIFEST}: {error}") from error
+
+
+def read_manifest(folder: Path, *, verify: bool = False) -> Manifest:
+    """The manifest of the checkpoint in `folder`; `verify` reads and checks every part as well.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be trusted; says which file and why.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except OSError as error:
+        raise CheckpointError(f"no checkpoint in {folder}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if manifest.format != 1:
+        raise CheckpointError(f"{path} has format {manifest.format}; this version reads format 1")
+    _check_complete(folder, manifest)
+    if verify:
+        for part in manifest.parts:
+            _verify(folder / part.file, part)
+    return manifest
+
+
+def load_units(folder: Path, manifest: Manifest, state: State) -> None:
+    """Fill `state` (parameters and moments of all it holds) from a checkpoint.
+
+    Raises:
+        CheckpointError: a part is damaged or does not fit.
+    """
+    for part in manifest.parts:
+        with _open(folder / part.file) as file:
+            for number, parameter in enumerate(state.layout.parameters):
+                held = state.layout.held[parameter.family]
+                there = {unit: row for row, unit in enumerate(part.units[parameter.family])}
+                wanted = [(row, there[unit]) for row, unit in enumerate(held) if unit in there]
+                if not wanted:
+                    continue
+                stored = file.get_tensor(f"{parameter.name}.{parameter.layer}")
+                ours = torch.tensor([row for row, _ in wanted])
+                theirs = torch.tensor([row for _, row in wanted])
+                for index, flat in enumerate(state.moving()):
+                    rows = state.rows(flat, number)
+                    values = stored[index].index_select(0, theirs).to(rows)
+                    rows.index_copy_(0, ours.to(rows.device), values)
+
+
+def read_full(folder: Path, model: ModelConfig) -> tuple[int, dict[str, torch.Tensor]]:
+    """Applied steps and every whole parameter, unit-major `(units, *row)`, by `name.layer`.
+
+    Raises:
+        CheckpointError: it is no checkpoint of `model`.
+    """
+    manifest = read_manifest(folder, verify=True)
+    if manifest.model != model:
+        raise CheckpointError(f"the checkpoint in {folder} is of another model")
+    full = {
+        f"{p.name}.{p.layer}": torch.zeros(num_units(model, p.family), *p.row)
+        for p in parameters(model)
+    }
+    for part in manifest.parts:
+        with _open(folder / part.file) as file:
+            for p in parameters(model):
+                units = part.units[p.family]
+                if units:
+                    key = f"{p.name}.{p.layer}"
+                    full[key][torch.tensor(units)] = file.get_tensor(key)[0]
+    return manifest.applied_step, full
+
+
+def _open(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"the checkpoint part {path} is damaged: {error}") from error
+
+
+def _verify(path: Path, part: Part) -> None:
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint part {path} is missing: {error}") from error
+    if digest != part.sha256:
+        raise CheckpointError(f"the checkpoint part {path} is damaged: its checksum differs")
+
+
+def _check_complete(folder: Path, manifest: Manifest) -> None:
+    """Every unit of every family must be in exactly one part."""
+    for family in {p.family for p in parameters(manifest.model)}:
+        found = sorted(unit for part in manifest.parts for unit in part.units[family])
+        if found != list(range(num_units(manifest.model, family))):
+            raise CheckpointError(f"the checkpoint in {folder} has not every {family} unit once")
+
+
+def newest_checkpoint(homes: Sequence[Path]) -> Path | None:
+    """The checkpoint folder among `homes` whose manifest was written last."""
+    found = [(path.stat().st_mtime, path.parent) for home in homes for path in home.glob(MANIFEST)]
+    return max(found)[1] if found else None

@@ -1,0 +1,40 @@
+"""What a checkpoint says about itself: which part holds which units, and for which run and step. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from runtime.config import ModelConfig, TrainConfig
+
+Held = dict[str, tuple[int, ...]]
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run begins: at a checkpoint of another run, or ("", 0) at the config's seed."""
+
+    checkpoint: str = ""
+    run: str = ""
+    step: int = 0
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of a checkpoint: which units it has (ascending, per family), and its digest."""
+
+    file: str
+    sha256: str
+    num_bytes: int
+    units: Held
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes parts a checkpoint. applied_step: optimizer steps its state has seen.
+
+    train: the settings that decide the trajectory; a run that continues must have the same.
+    """
+
+    run: str
+    applied_step: int
+    model: ModelConfig
+    train: TrainConfig
+    parts: tuple[Part, ...]
+    format: int = 1
