@@ -13,6 +13,7 @@ from app import context
 from app.components.registry import mount
 from app.palette import DEGRADED_RUN, STATUS_LOOKS, Look
 from app.queries import LiveSnapshot
+from app.shapes import is_whole
 from app.words import number
 from storage.records import RunState
 
@@ -103,10 +104,7 @@ def _data(snapshot: LiveSnapshot, run: str | None) -> dict[str, object]:
 
 def status_look(state: RunState) -> Look:
     """The run's status; a run that trains with a reduced or missing replica says so."""
-    whole = all(
-        replica.mode == "training" and len(replica.live) == len(replica.gpus)
-        for replica in state.replicas
-    )
+    whole = all(map(is_whole, state.replicas))
     if state.status == "running" and not whole:
         return DEGRADED_RUN
     return STATUS_LOOKS[state.status]

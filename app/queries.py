@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from app.shapes import natural
 from storage.live.port import LiveStore, LiveStoreDown
 from storage.records import (
     CommandResult,
@@ -190,7 +191,7 @@ class LiveReader:
             return replace(before, down="The store no longer knows this run.")
         return LiveSnapshot(
             state=state,
-            racks=dict(sorted(racks.items())),
+            racks={name: racks[name] for name in sorted(racks, key=natural)},
             proposals=tuple(proposals),
             events=tuple(watched.tail.events),
             steps=watched.tail.series(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,10 +11,11 @@ import numpy.typing as npt
 
 from app.palette import CELL_CODES
 from app.words import percent
-from storage.records import GPU_STATES, Option, RackRecord, ReplicaState, RunState
+from storage.records import GPU_STATES, Option, RackRecord, ReplicaState
 
 Looks = Mapping[str, npt.NDArray[np.uint8]]
 BOOST_MARGIN = 1.001
+MAX_ROWS = 32
 HEALTHY = GPU_STATES.index("healthy")
 
 
@@ -56,11 +58,36 @@ def rack_looks(
     return looks
 
 
-def shape_rows(state: RunState, looks: Looks) -> tuple[ShapeRow, ...]:
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Sort key that puts r2 before r10."""
+    parts = re.split(r"(\d+)", name)
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in parts)
+
+
+def is_whole(replica: ReplicaState) -> bool:
+    """Every slot is live and trains."""
+    return replica.mode == "training" and len(replica.live) == len(replica.gpus)
+
+
+def most_pressing(
+    replicas: Sequence[ReplicaState], limit: int = MAX_ROWS
+) -> tuple[list[ReplicaState], str]:
+    """At most `limit` replicas, those that are not whole first, in order of their number; and a
+    sentence about the others."""
+    chosen = sorted(replicas, key=is_whole)[:limit]
+    hidden = len(replicas) - len(chosen)
+    whole = sum(map(is_whole, replicas)) - sum(map(is_whole, chosen))
+    if hidden == 0:
+        return list(replicas), ""
+    note = f"{hidden} more replicas are not shown; {whole} of them are whole."
+    return sorted(chosen, key=lambda one: one.replica), note
+
+
+def shape_rows(replicas: Sequence[ReplicaState], batch: int, looks: Looks) -> tuple[ShapeRow, ...]:
     """The shape as it stands, one row a replica."""
     names = list(CELL_CODES)
     rows = []
-    for replica in state.replicas:
+    for replica in replicas:
         cells = []
         for slot, gpu in enumerate(replica.gpus):
             rack = looks.get(gpu.rpartition("/")[0])
@@ -70,7 +97,7 @@ def shape_rows(state: RunState, looks: Looks) -> tuple[ShapeRow, ...]:
             else:
                 name = "healthy" if slot in replica.live else "failed"
             cells.append((name, f"slot {slot}, GPU {gpu}: {name}"))
-        rows.append(_row(replica, tuple(cells), state.global_batch, len(replica.live)))
+        rows.append(_row(replica, tuple(cells), batch, len(replica.live)))
     return tuple(rows)
 
 

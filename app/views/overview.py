@@ -5,12 +5,12 @@ from __future__ import annotations
 import streamlit as st
 
 from app import context, header
-from app.components.parts import Tile, heading, ribbon, shape_strip, tiles
+from app.components.parts import Tile, heading, ribbon, tiles
 from app.components.registry import mount
 from app.figures import loss_and_pace
+from app.live_shape import live_shape
 from app.proposal_card import card_line
 from app.queries import LiveSnapshot
-from app.shapes import rack_looks, shape_rows
 from app.tables import event_table
 from app.words import number, percent
 from storage.records import RunState
@@ -38,8 +38,7 @@ def _live() -> None:
         tiles(_numbers(state), "overview_numbers")
     with shape:
         heading("Shape")
-        rows = shape_rows(state, rack_looks(snapshot.racks, state.replicas))
-        shape_strip(rows, "overview_shape", legend=True)
+        live_shape(snapshot, state, "overview_shape")
     with charts:
         heading("Loss and throughput")
         _charts(snapshot, state)

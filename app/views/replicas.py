@@ -7,13 +7,17 @@ from __future__ import annotations
 import streamlit as st
 
 from app import context, header
-from app.components.parts import Column, Row, heading, marked, shape_strip, table
+from app.components.parts import Column, Row, heading, marked, table
+from app.live_shape import live_shape
 from app.palette import DEGRADED_RUN, SEVERITY_LOOKS, STATUS_LOOKS, Look
-from app.shapes import rack_looks, shape_rows
+from app.shapes import is_whole, most_pressing
 from app.words import DASH, number, percent, seconds
 from storage.records import ReplicaState, RunState
 
 MODE_WORDS = {"training": "training", "standby": "left out (standby)", "out": "out: no live slot"}
+
+
+MAX_UNIT_TABLES = 8
 
 
 def render() -> None:
@@ -28,8 +32,7 @@ def _live() -> None:
         return
     shape, pace, units = (st.container() for _ in range(3))
     with shape:
-        rows = shape_rows(state, rack_looks(snapshot.racks, state.replicas))
-        shape_strip(rows, "replicas_shape", legend=True)
+        live_shape(snapshot, state, "replicas_shape")
     with pace:
         heading("Pace and share of the batch")
         _pace(state)
@@ -39,7 +42,7 @@ def _live() -> None:
             "Who holds how many units of each family: query heads, blocks of MLP columns, blocks "
             "of vocabulary rows. A dead slot holds none; its units went to the live ones."
         )
-        for replica in state.replicas:
+        for replica in most_pressing(state.replicas, MAX_UNIT_TABLES)[0]:
             _units(replica)
 
 
@@ -59,7 +62,8 @@ def _pace(state: RunState) -> None:
     rows = [
         _pace_row(one, state, len(training) > 1 and one.step_s == slowest) for one in state.replicas
     ]
-    table(columns, rows, "replicas_pace", label="Pace", empty="No replica has reported yet.")
+    empty = "No replica has reported yet."
+    table(columns, rows, "replicas_pace", label="Pace", empty=empty, max_height=480)
 
 
 def _pace_row(replica: ReplicaState, state: RunState, slowest: bool) -> Row:
@@ -85,8 +89,7 @@ def _pace_row(replica: ReplicaState, state: RunState, slowest: bool) -> Row:
 def _mode_look(replica: ReplicaState) -> Look:
     if replica.mode != "training":
         return SEVERITY_LOOKS["critical" if replica.mode == "out" else "warning"]
-    whole = len(replica.live) == len(replica.gpus)
-    return STATUS_LOOKS["running"] if whole else DEGRADED_RUN
+    return STATUS_LOOKS["running"] if is_whole(replica) else DEGRADED_RUN
 
 
 def _units(replica: ReplicaState) -> None:

@@ -113,23 +113,26 @@ function drawCell(ctx, rack, slot, theme, state) {
   const look = data.palette[data.looks[rack.first + slot]];
   const raw = data.values[rack.first + slot];
   const byState = data.lens.id === "state";
-  let face;
-  if (byState || raw === NO_VALUE) {
-    face = look.quiet ? blend(theme.surface, look.colour, 0.3) : look.hatch ? theme.surface : look.colour;
-  } else {
-    face = blend(theme.surface, data.lens.colour, 0.08 + 0.92 * (raw / (NO_VALUE - 1)));
+  const small = s < 20;
+  // 64 shades are enough for the eye, and a cache of them for the clock
+  const shade = byState || raw === NO_VALUE ? -1 - data.looks[rack.first + slot] : raw >> 10;
+  let face = state.faces.get(shade);
+  if (face === undefined) {
+    face = shade >= 0 ? blend(theme.surface, data.lens.colour, 0.08 + 0.92 * (shade / 63))
+      : look.quiet ? blend(theme.surface, look.colour, small ? 0.5 : 0.3) : look.hatch ? theme.surface : look.colour;
+    state.faces.set(shade, face);
   }
   ctx.fillStyle = face;
   ctx.fillRect(x, y, s, s);
   if (look.hatch) hatch(ctx, x, y, s, theme);
-  else if (look.quiet || !byState) {
+  else if ((look.quiet && !small) || (!byState && !look.quiet)) {
     ctx.strokeStyle = look.colour;
     ctx.lineWidth = byState || look.quiet ? 1 : 2;
     ctx.strokeRect(x + 0.5, y + 0.5, s - 1, s - 1);
     ctx.lineWidth = 1;
   }
   const text = byState ? look.mark : raw === NO_VALUE ? look.mark : s >= 30 ? label(data.lens, raw) : look.quiet ? "" : look.mark;
-  if (s >= 11 && text && !(look.quiet && s < 20)) {
+  if (s >= 9 && text && !(look.quiet && small)) {
     ctx.fillStyle = ink(face);
     ctx.textAlign = "center";
     ctx.textBaseline = "middle";
@@ -178,6 +181,7 @@ function draw(state) {
   const ctx = canvas.getContext("2d");
   ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
   ctx.clearRect(0, 0, need, tall);
+  state.faces = new Map();
   for (const rack of state.placed.racks) {
     drawHead(ctx, rack, theme, state);
     for (let slot = 0; slot < rack.gpus; slot += 1) drawCell(ctx, rack, slot, theme, state);
