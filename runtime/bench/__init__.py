@@ -1,0 +1,1 @@
+"""What `./run bench` measures: each module is one benchmark, over real worker processes."""

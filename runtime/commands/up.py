@@ -30,35 +30,43 @@ LOOK_S = 0.2
 TOLD_EVERY_S = 30.0
 STOP_S = 15.0
 
+fresh_option = click.option(
+    "--fresh", is_flag=True, help="Begin at step 0 instead of going on where the last run stopped."
+)
+
 
 @click.command()
 @config_option
 @click.option(
     "--port", type=int, default=None, help="Port of the dashboard; default: from 8501 on."
 )
-def up(config_path: Path | None, port: int | None) -> None:
+@fresh_option
+def up(config_path: Path | None, port: int | None, fresh: bool) -> None:
     """Start everything on this machine: Redis, a training run, recorder and dashboard.
 
     Without --config it trains a small model on two racks of 8 emulated GPUs. Ctrl-C stops all of
-    it.
+    it; the next `up` goes on from there.
     """
-    sys.exit(_Session(load_config(config_path), config_path).run(dashboard_port(port)))
+    session = _Session(load_config(config_path), config_path, fresh=fresh)
+    sys.exit(session.run(dashboard_port(port)))
 
 
 @click.command()
 @config_option
-def train(config_path: Path | None) -> None:
+@fresh_option
+def train(config_path: Path | None, fresh: bool) -> None:
     """Start a training run with its recorder, but no dashboard.
 
     Uses the Redis that answers for this home (or COUNTERPOISE_REDIS_URL), else starts one.
     """
-    sys.exit(_Session(load_config(config_path), config_path).run(None))
+    sys.exit(_Session(load_config(config_path), config_path, fresh=fresh).run(None))
 
 
 class _Session:
     """One `up` from start to end."""
 
-    def __init__(self, config: Config, config_path: Path | None) -> None:
+    def __init__(self, config: Config, config_path: Path | None, *, fresh: bool) -> None:
+        self._fresh = ["--fresh"] if fresh else []
         self._config = config
         self._config_path = config_path
         self._settings = Settings.from_env()
@@ -112,7 +120,7 @@ class _Session:
         control_port = str(self._config.control.port or free_port())
         supervisor.start(
             "controller",
-            ["controller", *config, "--run", self._run, "--port", control_port],
+            ["controller", *config, *self._fresh, "--run", self._run, "--port", control_port],
             restarts=False,
         )
         supervisor.start(
@@ -176,6 +184,7 @@ class _Session:
                 self._told = state.status_reason
                 self._say(f"starting   {state.status_reason or 'forming the first generation'}")
             return
+        self._tell_entries(store)
         if self._told != "training":
             self._told, self._told_at = "training", time.monotonic()
             self._say(
@@ -184,11 +193,19 @@ class _Session:
                 f"           Lose a GPU:  counterpoise fault kill "
                 f"{self._config.cluster.racks[0].name}/3"
             )
+        if time.monotonic() - self._told_at > TOLD_EVERY_S:
+            self._told_at = time.monotonic()
+            self._say(
+                f"step {state.step:6d} loss {state.loss or 0.0:.4f}  {state.step_s:.2f} s/step  "
+                f"{state.tokens_per_s:,.0f} tokens/s  time goodput {state.time_goodput:.1%}"
+            )
+
+    def _tell_entries(self, store: RedisStore) -> None:
         for entry in store.read_journal(self._run, self._seq, 200):
             self._seq = entry.seq
             if isinstance(entry, EventHappened):
                 self._say(f"event      {entry.message}")
-            elif isinstance(entry, ProposalChanged):
+            elif isinstance(entry, ProposalChanged) and not self._is_outcome(entry):
                 proposal = entry.proposal
                 index = proposal.chosen if proposal.chosen is not None else proposal.recommended
                 hint = f" (approve it: counterpoise approve {proposal.id})"
@@ -196,12 +213,12 @@ class _Session:
                     f"proposal   {proposal.id} {proposal.state}: {proposal.options[index].title}"
                     + (hint if proposal.state == "open" else "")
                 )
-        if time.monotonic() - self._told_at > TOLD_EVERY_S:
-            self._told_at = time.monotonic()
-            self._say(
-                f"step {state.step:6d} loss {state.loss or 0.0:.4f}  {state.step_s:.2f} s/step  "
-                f"{state.tokens_per_s:,.0f} tokens/s  time goodput {state.time_goodput:.1%}"
-            )
+
+    @staticmethod
+    def _is_outcome(entry: ProposalChanged) -> bool:
+        """Measurements that follow an applied proposal are not news."""
+        outcome = entry.proposal.outcome
+        return outcome is not None and outcome.num_steps > 0
 
     # the end ---------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ class Agent:
         }
         self._context = multiprocessing.get_context("forkserver")
         # Torch is imported once, in the forkserver, before any thread or CUDA context exists.
-        self._context.set_forkserver_preload(["runtime.control.worker", "runtime.cli"])
+        self._context.set_forkserver_preload(["runtime.control.worker"])
         self._orders: queue.SimpleQueue[m.ToAgent] = queue.SimpleQueue()
         self._wake_reader, self._wake_writer = os.pipe()
         self._controller: Channel | None = None

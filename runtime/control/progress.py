@@ -285,7 +285,9 @@ def _reason(coordinator: Coordinator) -> str:
         views = list(coordinator.fleet)
         alive = sum(view.status == "alive" for view in views)
         return f"{alive} of {len(views)} workers are up"
-    return coordinator.change.cause if coordinator.phase in ("leaving", "entering") else ""
+    if coordinator.phase not in ("leaving", "entering", "saving"):
+        return ""
+    return coordinator.change.cause if coordinator.number > 1 else "forming the first generation"
 
 
 def _is_healthy(plan: GenerationPlan) -> bool:

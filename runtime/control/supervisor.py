@@ -40,7 +40,7 @@ class Role:
     def start(self, environment: dict[str, str]) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "runtime.cli", *self.arguments],
+                [sys.executable, "-m", "counterpoise", *self.arguments],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

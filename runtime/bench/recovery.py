@@ -1,0 +1,122 @@
+"""Recovery: seconds from a SIGKILL, and from an approval, to the next committed step, on the demo's shape.
+
+Two racks of 8 emulated GPUs with a healthy step of 1 s. Kills and approvals fall at different
+moments of a step, since what is left of it counts. Each repeat ends with the GPU repaired.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from runtime.bench.benchmark import Benchmark, Figures, Say, Target
+from runtime.bench.drill import START_DEADLINE_S, Drill, lost_steps
+from runtime.config import Config
+from runtime.control.local import LocalRun
+from storage.records import StepCommitted
+
+REPEATS = 3
+# No repeat begins later than this, so that a slow machine still finishes within a minute.
+LAST_BEGIN_S = 38.0
+# What is lost, and at which part of a step the kill and the approval come.
+REPEAT_PLANS = (("rack-0/1", 0.5, 0.0), ("rack-1/6", 0.8, 0.4), ("rack-0/4", 0.2, 0.8))
+
+
+def measure(say: Say) -> dict[str, Any]:
+    began = time.monotonic()
+    raw: list[dict[str, float]] = []
+    with tempfile.TemporaryDirectory(prefix="counterpoise-recovery-") as folder:
+        with LocalRun(Config(), home=Path(folder)) as run:
+            drill = Drill(run)
+            drill.more_steps(1, START_DEADLINE_S)
+            say(f"first step committed after {time.monotonic() - began:.1f} s")
+            for plan in REPEAT_PLANS[:REPEATS]:
+                if raw and time.monotonic() - began > LAST_BEGIN_S:
+                    say(f"only {len(raw)} repeats: this machine is slow now")
+                    break
+                raw.append(_repeat(drill, *plan))
+                say("  ".join(f"{key} {value:.2f}" for key, value in raw[-1].items()))
+        commits = drill.commits
+    return {
+        "step_s": _median(raw, "step_s"),
+        "kill_to_commit_s": _median(raw, "kill_to_commit_s"),
+        "approve_to_commit_s": _median(raw, "approve_to_commit_s"),
+        "processes_replaced": int(sum(each["processes_replaced"] for each in raw)),
+        "steps_lost": lost_steps(commits),
+        "survivor_step_s": _median(raw, "survivor_step_s"),
+        "rejoined_step_s": _median(raw, "rejoined_step_s"),
+        "grow_to_commit_s": _median(raw, "grow_to_commit_s"),
+        "repeats": len(raw),
+        "steps": len(commits),
+        "raw": raw,
+    }
+
+
+def _repeat(drill: Drill, gpu: str, kill_at: float, approve_at: float) -> dict[str, float]:
+    """Lose `gpu`, approve the shrink, repair it, approve the grow.
+
+    Args:
+        kill_at, approve_at: which part of a step has passed when it happens, 0 to 1.
+    """
+    healthy = drill.more_steps(2)
+    before = drill.pids()
+    _pass(healthy, kill_at)
+    killed = drill.kill(gpu)
+    first = drill.next_generation(killed)
+    proposal = drill.proposal(killed)
+    survivors = drill.more_steps(1)
+    _pass(survivors, approve_at)
+    approved = drill.approve(proposal)
+    rejoined = drill.next_generation(approved)
+    steady = drill.more_steps(1)
+    after = drill.pids()
+    grown = drill.approve(drill.proposal(drill.repair(gpu)))
+    whole = drill.next_generation(grown)
+    return {
+        "step_s": healthy.step_s,
+        "kill_to_commit_s": first.at - killed.at,
+        "approve_to_commit_s": rejoined.at - approved.at,
+        "grow_to_commit_s": whole.at - grown.at,
+        "survivor_step_s": survivors.step_s,
+        "rejoined_step_s": steady.step_s,
+        "processes_replaced": sum(
+            after.get(each) != pid for each, pid in before.items() if each != gpu
+        ),
+    }
+
+
+def _pass(since: StepCommitted, part: float) -> None:
+    """Wait until `part` of the step after `since` has passed."""
+    time.sleep(max(0.0, since.at + part * since.step_s - time.time()))
+
+
+def _median(raw: list[dict[str, float]], key: str) -> float:
+    return round(statistics.median(each[key] for each in raw), 4)
+
+
+def targets(figures: Figures) -> list[Target]:
+    return [
+        Target(
+            figure="kill_to_commit_s",
+            at_most=1.0 + figures["survivor_step_s"],
+            why="1 s + one step of the survivors with the whole batch",
+        ),
+        Target(
+            figure="approve_to_commit_s",
+            at_most=2.0 + figures["rejoined_step_s"],
+            why="2 s + one step of the new shape",
+        ),
+        Target(figure="processes_replaced", at_most=0, why="survivors live on"),
+        Target(figure="steps_lost", at_most=0, why="no step is skipped or repeated"),
+    ]
+
+
+BENCHMARK = Benchmark(
+    name="recovery",
+    summary="SIGKILL and approval to the next committed step, two racks of 8",
+    measure=measure,
+    targets=targets,
+)

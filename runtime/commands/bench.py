@@ -1,0 +1,73 @@
+"""`counterpoise bench`: measure, and say whether the targets are reached."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from runtime.bench.benchmark import Benchmark
+from runtime.bench.registry import BENCHMARKS
+from runtime.commands.common import json_option, print_json, print_table
+from runtime.errors import UserError
+
+
+@click.command()
+@click.argument("name", required=False, metavar="[NAME]")
+@click.option("--list", "list_names", is_flag=True, help="Print the names, one a line.")
+@json_option
+def bench(name: str | None, list_names: bool, as_json: bool) -> None:
+    """Measure what was promised, on this machine, with real worker processes.
+
+    \b
+    parity    the loss, parameters and samples of a run that loses and regains
+              GPUs, against the same steps in one process
+    recovery  seconds from SIGKILL, and from an approval, to the next committed
+              step on two racks of 8
+    startup   seconds from `counterpoise up` to the first step and a loaded page
+
+    Each takes up to a minute. Progress goes to stderr; figures, with their targets, to stdout. A
+    missed target is told in the table and is no error. Measure on a quiet machine.
+    """
+    if list_names:
+        for each in BENCHMARKS:
+            click.echo(each)
+        return
+    if name not in BENCHMARKS:
+        given = f"benchmark {name!r} is not known" if name else "which benchmark?"
+        raise UserError(f"{given}; there are: {', '.join(BENCHMARKS)}")
+    benchmark = BENCHMARKS[name]
+    began = time.monotonic()
+    figures = benchmark.measure(lambda line: click.echo(f"  {line}", err=True))
+    figures["bench_s"] = round(time.monotonic() - began, 1)
+    if as_json:
+        print_json(figures)
+    else:
+        _print_figures(benchmark, figures)
+
+
+def _print_figures(benchmark: Benchmark, figures: dict[str, Any]) -> None:
+    targets = {target.figure: target for target in benchmark.targets(figures)}
+    rows = []
+    for figure, value in figures.items():
+        if isinstance(value, list | dict):
+            continue
+        target = targets.get(figure)
+        rows.append(
+            [figure, _text(value), "", "", ""]
+            if target is None
+            else [
+                figure,
+                _text(value),
+                f"<= {_text(target.at_most)}",
+                "reached" if target.is_reached(figures) else "MISSED",
+                target.why,
+            ]
+        )
+    click.echo(f"{benchmark.name}: {benchmark.summary}\n")
+    print_table(["figure", ">value", ">target", "", "what it is held against"], rows)
+
+
+def _text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
