@@ -45,11 +45,15 @@ class Settings:
         """
         env = os.environ if env is None else env
         home = _make_home(env.get(HOME_VARIABLE, ""))
+        socket = socket_path(home)
+        if socket.parent != home:
+            # In /tmp somebody else could have put a server of theirs at this path
+            make_private_folder(socket.parent)
         redis_url = env.get(REDIS_VARIABLE, "").strip()
         database_url = env.get(DATABASE_VARIABLE, "").strip()
         return cls(
             home=home,
-            redis_url=_check_redis(redis_url) if redis_url else socket_url(socket_path(home)),
+            redis_url=_check_redis(redis_url) if redis_url else socket_url(socket),
             database_url=_check_database(database_url) if database_url else _sqlite_url(home),
             external_redis=bool(redis_url),
         )

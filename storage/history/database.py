@@ -5,6 +5,8 @@ The single point where SQLAlchemy's errors become ours. It must not know any tab
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,7 @@ from sqlalchemy.exc import (
 from storage.settings import redact_url
 
 _BUSY_TIMEOUT_MS = 5_000
+_WAL_RETRY_S = 0.01
 _CONNECT_TIMEOUT_S = 5
 
 
@@ -111,14 +114,25 @@ def _prepare_sqlite(connection: Any, record: object) -> None:
     # The driver would begin its own transactions, and only before writes
     connection.isolation_level = None
     cursor = connection.cursor()
-    for pragma in (
-        "journal_mode = WAL",
-        "synchronous = NORMAL",
-        f"busy_timeout = {_BUSY_TIMEOUT_MS}",
-        "foreign_keys = ON",
-    ):
-        cursor.execute(f"PRAGMA {pragma}")
+    cursor.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT_MS}")
+    _switch_to_wal(cursor)
+    cursor.execute("PRAGMA synchronous = NORMAL")
+    cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
+
+
+def _switch_to_wal(cursor: Any) -> None:
+    """Readers and the writer do not block each other then. Stays with the file once switched."""
+    deadline = time.monotonic() + _BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError:
+            # busy_timeout does not cover this switch, when two open a new file at once
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_WAL_RETRY_S)
 
 
 def _begin_sqlite(connection: Connection) -> None:

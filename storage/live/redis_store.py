@@ -50,7 +50,7 @@ class RedisStore:
         num_retries: how often a command whose reply was lost is sent again.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 3.0, num_retries: int = 3) -> None:
+    def __init__(self, url: str, *, timeout_s: float = 3.0, num_retries: int = 2) -> None:
         # A blocking read must be answered before the socket gives up
         self._max_block_ms = min(port.MAX_BLOCK_MS, int(timeout_s * 500))
         self._link = RedisLink(url, timeout_s=timeout_s, num_retries=num_retries)
@@ -59,7 +59,7 @@ class RedisStore:
     @classmethod
     def for_service(cls, url: str) -> RedisStore:
         """For controller and recorder: rides out a short interruption by itself."""
-        return cls(url, timeout_s=4.0, num_retries=3)
+        return cls(url, timeout_s=3.0, num_retries=2)
 
     @classmethod
     def for_ui(cls, url: str) -> RedisStore:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -73,6 +74,18 @@ def test_it_answers_on_a_private_socket_only(server: EmbeddedServer, settings: S
     assert server.pid is None
     assert not is_alive(pid)
     server.stop()
+
+
+def test_a_home_with_a_long_path_works(tmp_path: Path) -> None:
+    settings = Settings.from_env({"COUNTERPOISE_HOME": str(tmp_path / ("long-" * 25))})
+    folder = settings.redis_socket.parent
+    try:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        with EmbeddedServer.from_settings(settings) as server:
+            assert server.url == settings.redis_url
+            RedisStore.for_ui(settings.redis_url).ping()
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_a_second_one_in_the_same_home_is_refused(

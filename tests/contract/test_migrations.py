@@ -39,8 +39,8 @@ def test_migrations_make_the_tables_of_the_code(engine: Engine) -> None:
 
 
 def test_several_daemons_may_upgrade_at_once(empty_url: str) -> None:
-    engines = [open_history(empty_url) for _ in range(4)]
-    with ThreadPoolExecutor(4) as pool:
+    engines = [open_history(empty_url) for _ in range(12)]
+    with ThreadPoolExecutor(12) as pool:
         list(pool.map(upgrade, engines))
     for engine in engines:
         assert schema_state(engine).state == "ready"
