@@ -7,6 +7,7 @@ destroying it earlier would block on its thread.
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
@@ -21,6 +22,8 @@ from runtime.engine.group import Group
 from runtime.engine.watch import Watch
 from runtime.errors import DigestMismatch, GenerationAborted
 from runtime.plan.generation import GenerationPlan
+
+_LOG = logging.getLogger(__name__)
 
 
 class GroupBuilder:
@@ -40,6 +43,8 @@ class GroupBuilder:
         self._join_deadline_s = join_deadline_s
         self._devices: dict[str, object] = {}
         self._abandoned: list[Group] = []
+        self._store: tuple[tuple[str, int], TCPStore] | None = None
+        self._thread: threading.Thread | None = None
 
     def build(
         self, plan: GenerationPlan, wanted: Sequence[tuple[str, tuple[int, ...]]]
@@ -65,8 +70,13 @@ class GroupBuilder:
                 failure.append(error)
             done.set()
 
-        thread = threading.Thread(target=construct, name=f"groups-{plan.generation}", daemon=True)
-        thread.start()
+        if self._thread is not None and self._thread.is_alive():
+            # Left behind by an abort, it may sit on the connection until a time limit.
+            self._store = None
+        self._thread = threading.Thread(
+            target=construct, name=f"groups-{plan.generation}", daemon=True
+        )
+        self._thread.start()
         self._watch.wait_event(done)
         if not failure:
             return built
@@ -74,8 +84,16 @@ class GroupBuilder:
         if isinstance(error, (GenerationAborted, DigestMismatch)):
             raise error
         if isinstance(error, (RuntimeError, OSError)):
+            self._store = None
             self._watch.peer_lost(error)
         raise error
+
+    def connect(self, host: str, port: int) -> None:
+        """Connect to the store ahead of the first generation; a failure is left to `build`."""
+        try:
+            self._connection(host, port)
+        except RuntimeError as error:
+            _LOG.warning("store at %s:%d cannot be reached yet: %s", host, port, error)
 
     def abandon(self, groups: Sequence[Group]) -> None:
         """Let go of a generation's groups without waiting for what is under way in them."""
@@ -97,7 +115,7 @@ class GroupBuilder:
         if len(members) == 1:
             built += [Group(ranks, me, self._watch, None) for _, ranks in wanted]
             return
-        store = TCPStore(plan.store_host, plan.store_port, is_master=False, timeout=self._timeout)
+        store = self._connection(plan.store_host, plan.store_port)
         prefix = PrefixStore(f"{plan.run}/{plan.generation}", store)
         self._meet(prefix, plan, len(members))
         for name, ranks in wanted:
@@ -107,6 +125,16 @@ class GroupBuilder:
             self._watch.check()
             backend = self._process_group(plan, PrefixStore(name, prefix), name, ranks, me)
             built.append(Group(ranks, me, self._watch, backend))
+
+    def _connection(self, host: str, port: int) -> TCPStore:
+        """The client of the store, kept for all generations.
+
+        Connecting looks up the peer's name, which can stall for seconds where DNS is slow.
+        """
+        if self._store is None or self._store[0] != (host, port):
+            store = TCPStore(host, port, is_master=False, timeout=self._timeout)
+            self._store = ((host, port), store)
+        return self._store[1]
 
     def _meet(self, store: Store, plan: GenerationPlan, count: int) -> None:
         """Wait until all members are there, each with the same plan."""

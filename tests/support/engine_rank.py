@@ -117,5 +117,7 @@ class Rank:
 
 
 def main(connection: Connection) -> None:
+    # A store client looks up its peer's name on connecting; a lost reply must not cost 5 s.
+    os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
     torch.set_num_threads(1)
     Rank(connection).serve()
