@@ -1,4 +1,4 @@
-"""A run under drill: SIGKILL, approvals and repairs from outside, and what the journal says came of them.
+"""A run under drill: SIGKILL, approvals and repairs from outside, and what came of them.
 
 It sees a run as an operator does (worker pids, journal entries, proposals) and never reaches into
 the engine. Every wait has a deadline.
@@ -148,7 +148,7 @@ class Drill:
 
 
 def lost_steps(commits: Sequence[StepCommitted]) -> int:
-    """Steps that are missing from, or doubled in, a run's commits, which should count 0, 1, 2, ..."""
+    """How many steps are missing from a run's commits, or doubled in them; they count 0, 1, 2, ..."""
     steps = [commit.step for commit in commits]
     distinct = set(steps)
     expected = max(distinct, default=-1) + 1

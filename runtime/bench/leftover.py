@@ -1,6 +1,7 @@
 """Which processes belong to a home folder, told by the environment they were started with.
 
-Children inherit the environment, so nothing that a run starts escapes by changing its name or group.
+Children inherit the environment, so nothing that a run starts escapes by changing its name or
+group.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""When a person would see the dashboard: a real browser, opened beforehand, waits for the rendered page.
+"""When a person would see the dashboard: a real browser, opened beforehand, waits for the page.
 
-Playwright is an extra of development and Chromium a program of the machine; without either there is no
-browser and the caller measures less.
+Playwright is an extra of development and Chromium a program of the machine; without either there
+is no browser and the caller measures less.
 """
 
 from __future__ import annotations

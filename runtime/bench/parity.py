@@ -1,7 +1,8 @@
 """Parity: a run that loses and regains GPUs trains what one undisturbed process trains.
 
-The same initial weights and samples, 60 steps: in one process by `runtime.engine.reference`, and by real
-worker processes through a kill, the drop, a shrink, a grow, and a kill and shrink in the other replica.
+The same initial weights and samples, 60 steps: in one process by `runtime.engine.reference`, and by
+real worker processes through a kill, the drop, a shrink, a grow, and a kill and shrink in the other
+replica.
 """
 
 from __future__ import annotations
@@ -76,8 +77,7 @@ def measure(say: Say) -> dict[str, Any]:
             raise CounterpoiseError("the run left no checkpoint")
         applied, params = read_full(newest, wanted.model)
     say(f"{applied} steps in {run_s:.1f} s; now the same steps in one process")
-    reference = Reference(wanted)
-    losses = [reference.step()[0] for _ in range(STEPS)]
+    reference, losses = _undisturbed(wanted)
     whole = {f"{name}.{layer}": tensor for (name, layer), tensor in reference.params.items()}
     missing, repeated = count_samples(drill.commits, STEPS * wanted.train.global_batch)
     return {
@@ -92,8 +92,23 @@ def measure(say: Say) -> dict[str, Any]:
     }
 
 
+def _undisturbed(wanted: Config) -> tuple[Reference, list[float]]:
+    """The same steps in this process, and their losses.
+
+    One thread: on matrices this small more of them only wait for each other (13 times slower on a
+    loaded machine with two cores).
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        reference = Reference(wanted)
+        return reference, [reference.step()[0] for _ in range(STEPS)]
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _disturb(drill: Drill, say: Say) -> None:
-    """Two kills, one in each replica, all that is proposed in answer approved, the first repaired."""
+    """Two kills, one in each replica; every proposal is approved; the first GPU is repaired."""
     drill.more_steps(BETWEEN, START_DEADLINE_S)
     _lose("rack-0/1", drill, say)
     drill.more_steps(BETWEEN)

@@ -1,6 +1,6 @@
-"""Recovery: seconds from a SIGKILL, and from an approval, to the next committed step, on the demo's shape.
+"""Recovery: seconds from a SIGKILL, and from an approval, to the next committed step.
 
-Two racks of 8 emulated GPUs with a healthy step of 1 s. Kills and approvals fall at different
+The demo's shape: two racks of 8 emulated GPUs with a healthy step of 1 s. Kills and approvals fall at different
 moments of a step, since what is left of it counts. Each repeat ends with the GPU repaired.
 """
 

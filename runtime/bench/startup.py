@@ -1,7 +1,7 @@
 """Startup: seconds from `counterpoise up` to the first committed step and to a loaded dashboard.
 
-The real command in a home of its own, as a person would start it; then Ctrl-C, and a look at what is
-left running.
+The real command in a home of its own, as a person would start it; then Ctrl-C, and a look at what
+is left running.
 """
 
 from __future__ import annotations
