@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from storage.records import Bucket, ProposalState, RunStatus
 
 HEALTHY = "#2f8f86"
-SUSPECT = "#c29200"
-DEGRADED = "#a4519c"
-FAILED = "#cf3a17"
-BOOSTED = "#2f6bd8"
+SUSPECT = "#cb9700"
+DEGRADED = "#9b3fa8"
+FAILED = "#c8321a"
+BOOSTED = "#2563eb"
 NEUTRAL = "#808a94"
 
 

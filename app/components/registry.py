@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import streamlit as st
+from streamlit.components.v2.component_manager import BidiComponentManager
 from streamlit.components.v2.get_bidi_component_manager import get_bidi_component_manager
 from streamlit.components.v2.manifest_scanner import ComponentConfig, ComponentManifest
 
@@ -25,9 +26,8 @@ NAMES = ("strip", "tiles", "chart", "shape", "ribbon", "table", "card", "fleet",
 OPEN_STYLES = frozenset({"chart"})
 
 
-def register() -> None:
-    """Make every component known to the running Streamlit; does nothing the second time."""
-    manager = get_bidi_component_manager()
+def register(manager: BidiComponentManager) -> None:
+    """Make every component known to `manager`; does nothing the second time."""
     if manager.get(f"{PREFIX}.{NAMES[-1]}") is not None:
         return
     own = ComponentManifest(
@@ -53,5 +53,5 @@ def _renderer(name: str) -> Callable[..., Any]:
 
 def mount(name: str, data: dict[str, Any] | bytes, key: str, **options: Any) -> Any:
     """Mount component `name`. The key must be the same at every tick: it is what keeps the node."""
-    register()
+    register(get_bidi_component_manager())
     return _renderer(name)(key=key, data=data, **options)

@@ -28,7 +28,10 @@ export default function ({ data, parentElement }) {
     node.className = "cp-chart";
     node.style.width = "100%";
     parentElement.appendChild(node);
-    node.resizer = new ResizeObserver(() => node.data && window.Plotly && window.Plotly.Plots.resize(node));
+    // Also called when the page hides the node, which Plotly refuses to resize
+    node.resizer = new ResizeObserver(() => {
+      if (node.data && node.isConnected && node.clientWidth > 0) window.Plotly.Plots.resize(node).catch(() => {});
+    });
     node.resizer.observe(node);
   }
   node.style.height = `${data.height}px`;

@@ -8,7 +8,7 @@ const CSS = `
 .name { font-weight: 650; font-size: 14px; overflow-wrap: anywhere; }
 .pair { white-space: nowrap; } .pair b { font-weight: 600; display: inline-block; text-align: right; }
 .age b { min-width: 3.2em; } .step b { min-width: 3.4em; }
-.banner { margin-top: 6px; padding: 6px 10px; border-radius: 4px; border: 1px solid var(--line); border-left: 4px solid var(--tone, #c99700); }
+.banner { margin-top: 6px; padding: 6px 10px; border-radius: 4px; border: 1px solid var(--line); border-left: 4px solid var(--tone, #cb9700); }
 .emulated { border-style: dashed; font-weight: 600; }
 .local { margin-top: 4px; font-size: 12px; }
 `;
@@ -34,7 +34,7 @@ function draw(state) {
     age === null ? "Live data is away; reconnecting." : `Live data is ${duration(age)} old; the run goes on; reconnecting.`,
     h("div", { class: "muted" }, data.down.replaceAll("`", ""))));
   else if (age !== null && age > OLD_AFTER_S && !data.ended) banners.push(h("div", { class: "banner", role: "alert" }, `Live data is ${duration(age)} old: the store answers, but the run has written nothing since.`));
-  if (data.reason) banners.push(h("div", { class: "banner", style: `--tone:${data.status ? data.status.colour : "#c99700"}` }, data.reason));
+  if (data.reason) banners.push(h("div", { class: "banner", style: `--tone:${data.status ? data.status.colour : "#cb9700"}` }, data.reason));
   fill(node, [h("div", { class: "strip" }, ...parts), ...banners, data.note && h("div", { class: "local muted" }, data.note)]);
 }
 

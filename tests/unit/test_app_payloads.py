@@ -1,0 +1,128 @@
+"""What the components are given: shapes, the fleet's packed blob, chart payloads."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from streamlit.components.v2.component_manager import BidiComponentManager
+
+from app.components.fleet import LENSES, NO_VALUE, pack
+from app.components.registry import NAMES, register
+from app.figures import MAX_POINTS, loss_and_pace, thinned
+from app.palette import CELL_CODES
+from app.queries import StepSeries
+from app.shapes import after_rows, before_rows, most_pressing, natural, rack_looks, shape_rows
+from storage.live.memory import MemoryStore
+from storage.records import RackRecord
+from tests.support.feeder import Feeder
+
+
+@pytest.fixture
+def feeder() -> Feeder:
+    feeder = Feeder(MemoryStore(), prefill=5)
+    feeder.begin()
+    return feeder
+
+
+def _racks(feeder: Feeder) -> dict[str, RackRecord]:
+    feeder._publish()
+    return feeder.store.get_racks(feeder.run)
+
+
+def test_looks_follow_state_boost_and_mode(feeder: Feeder) -> None:
+    feeder.fault("r1/3", "kill")
+    looks = rack_looks(_racks(feeder), feeder._states())
+    assert set(looks["r0"]) == {CELL_CODES["healthy"]}
+    assert looks["r1"][3] == CELL_CODES["failed"]
+    assert looks["r1"][0] == CELL_CODES["idle"]
+    feeder.replicas[1].mode = "training"
+    feeder.replicas[1].gpus[0].cap_w = 860.0
+    looks = rack_looks(_racks(feeder), feeder._states())
+    assert looks["r1"][0] == CELL_CODES["boosted"]
+    rows = shape_rows(feeder._states(), 32, looks)
+    assert [name for name, _ in rows[1].cells][:4] == ["boosted", "healthy", "healthy", "failed"]
+    assert rows[1].right.startswith("7 of 8 slots")
+
+
+def test_before_and_after_of_a_proposal(feeder: Feeder) -> None:
+    feeder.fault("r1/3", "kill")
+    proposal = feeder.proposal
+    assert proposal is not None
+    before = before_rows(proposal.before, 32)
+    assert [name for name, _ in before[1].cells] == ["idle"] * 3 + ["dead"] + ["idle"] * 4
+    boost = next(one for one in proposal.options if one.kind == "shrink_boost")
+    after = after_rows(proposal.before, boost)
+    assert [name for name, _ in after[1].cells] == ["boosted"] * 3 + ["dead"] + ["boosted"] * 4
+    drop = next(one for one in proposal.options if one.kind == "drop")
+    assert after_rows(proposal.before, drop)[1].right == "left out, 0 samples"
+
+
+def test_most_pressing_replicas_come_first() -> None:
+    feeder = Feeder(MemoryStore(), num_racks=40, num_slots=4, prefill=1)
+    feeder.begin()
+    feeder.fault("r39/1", "kill")
+    shown, note = most_pressing(feeder._states(), 3)
+    assert [one.replica for one in shown] == [0, 1, 39]
+    assert note == "37 more replicas are not shown; 37 of them are whole."
+
+
+def test_racks_sort_as_people_count() -> None:
+    names = ["rack-10", "rack-2", "a", "rack-1"]
+    assert sorted(names, key=natural) == ["a", "rack-1", "rack-2", "rack-10"]
+
+
+@pytest.mark.parametrize("lens", LENSES, ids=lambda lens: lens.id)
+def test_blob_has_one_look_and_one_value_a_gpu(feeder: Feeder, lens: object) -> None:
+    racks = _racks(feeder)
+    looks = rack_looks(racks, feeder._states())
+    blob = pack(racks, looks, lens, "r0/1")  # type: ignore[arg-type]
+    (length,) = struct.unpack_from("<I", blob)
+    head = json.loads(blob[4 : 4 + length])
+    assert [rack["gpus"] for rack in head["racks"]] == [8, 8]
+    assert head["selected"] == "r0/1"
+    values = np.frombuffer(blob[4 + length + 16 :], "<u2")
+    assert len(values) == 16
+    if head["lens"]["id"] == "power":
+        high = head["lens"]["high"]
+        shown = values[:8] / (NO_VALUE - 1) * high
+        assert np.allclose(shown, racks["r0"].column("power_w"), atol=high / 60000)
+    else:
+        assert (values == NO_VALUE).all() == (head["lens"]["id"] == "state")
+
+
+def test_thinning_keeps_fixed_steps_and_the_newest() -> None:
+    step = np.arange(1, 3_001)
+    before, after = thinned(step), thinned(np.arange(1, 3_002))
+    assert before.sum() <= MAX_POINTS
+    assert before[-1]
+    assert list(step[before][:-1]) == list(np.arange(1, 3_002)[after][: before.sum() - 1])
+
+
+def test_chart_survives_nan_and_nothing() -> None:
+    empty = loss_and_pace(StepSeries(), 0.0, 400)
+    assert empty["layout"]["shapes"] == []
+    series = StepSeries(
+        step=np.array([1, 2]), loss=np.array([np.nan, 2.0]), tokens_per_s=np.array([1.0, 2.0])
+    )
+    encoded = loss_and_pace(series, 10.0, 400)["traces"][0]["y"]
+    decoded = np.frombuffer(base64.b64decode(encoded["bdata"]), "<f4")
+    assert np.isnan(decoded[0])
+    assert decoded[1] == 2.0
+
+
+def test_component_files_are_found_without_an_install() -> None:
+    manager = BidiComponentManager()
+    register(manager)
+    register(manager)
+    for name in NAMES:
+        folder = manager.get_component_path(f"counterpoise.{name}")
+        assert folder is not None
+        assert (Path(folder) / f"{name}.js").is_file()
+    library = manager.get_component_path("counterpoise-plotly.asset")
+    assert library is not None
+    assert (Path(library) / "plotly.min.js").is_file()
