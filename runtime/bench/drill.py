@@ -148,7 +148,7 @@ class Drill:
 
 
 def lost_steps(commits: Sequence[StepCommitted]) -> int:
-    """How many steps are missing from a run's commits, or doubled in them; they count 0, 1, 2, ..."""
+    """How many steps a run's commits, which should count 0, 1, 2, ..., lack or have twice."""
     steps = [commit.step for commit in commits]
     distinct = set(steps)
     expected = max(distinct, default=-1) + 1

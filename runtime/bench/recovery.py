@@ -1,7 +1,8 @@
 """Recovery: seconds from a SIGKILL, and from an approval, to the next committed step.
 
-The demo's shape: two racks of 8 emulated GPUs with a healthy step of 1 s. Kills and approvals fall at different
-moments of a step, since what is left of it counts. Each repeat ends with the GPU repaired.
+The demo's shape: two racks of 8 emulated GPUs with a healthy step of 1 s. Kills and approvals fall
+at different moments of a step, since what is left of it counts. Each repeat ends with the GPU
+repaired.
 """
 
 from __future__ import annotations
