@@ -17,6 +17,7 @@ from storage.history.database import HistoryDown
 from storage.history.recorder_lock import RecorderLock
 from storage.history.retention import thin_steps
 from storage.history.rows import BadEntry
+from storage.history.schema import upgrade
 from storage.history.writer import HistoryWriter
 from storage.live.port import LiveStore, LiveStoreDown
 from storage.records import JournalEntry, RecordError, decode_packed
@@ -34,7 +35,7 @@ class Recorder:
 
     Args:
         store: where the journals come from (a service client).
-        engine: the history, its schema already upgraded.
+        engine: the history; `run_forever` upgrades its schema, `record_once` needs it upgraded.
         clock: epoch seconds.
         stop: ends `run_forever` within moments, after the batch at hand.
     """
@@ -58,12 +59,22 @@ class Recorder:
         self._trouble = ""
 
     def run_forever(self) -> None:
-        """Record until `stop`. Waits first while another recorder writes this history."""
+        """Record until `stop`. Waits first while another recorder writes this history, then
+        upgrades its schema.
+
+        Raises:
+            HistorySchemaError: a newer version wrote this history.
+        """
         with RecorderLock(self._engine) as lock:
-            backoff_s = _MIN_BACKOFF_S
+            backoff_s, is_upgraded = _MIN_BACKOFF_S, False
             while not self._stop.is_set():
                 try:
-                    idle = not lock.hold(self._stop) or self.record_once() == 0
+                    if not lock.hold(self._stop):
+                        break
+                    if not is_upgraded:
+                        upgrade(self._engine)
+                        is_upgraded = True
+                    idle = self.record_once() == 0
                     self._thin_when_due()
                     self._recovered()
                     backoff_s = _MIN_BACKOFF_S

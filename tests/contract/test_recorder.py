@@ -172,7 +172,6 @@ def test_a_second_recorder_waits_and_takes_over(
     empty_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second, store = open_history(empty_url), open_history(empty_url), MemoryStore()
-    upgrade(first)
     with running(store, second):
         store.append(RUN, records.journal(10))
         wait_until(lambda: store.acknowledged(RUN) == 10, 10, "the first one's work")
