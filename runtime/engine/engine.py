@@ -194,10 +194,9 @@ class Engine:
         leave: Callable[[], bool] = lambda: False,
     ) -> StepResult:
         """Run the next step; see `Stepper.run`. Every member of the generation must call it."""
-        if self._stepper is None:
-            raise PlanError("no generation entered; call `enter` first")
+        stepper = self.stepper
         try:
-            return self._stepper.run(before_commit, leave)
+            return stepper.run(before_commit, leave)
         finally:
             self._watch.phase = "idle"
 
@@ -205,6 +204,17 @@ class Engine:
     def state(self) -> State | None:
         """This rank's state; None before the first `enter`."""
         return self._state
+
+    @property
+    def stepper(self) -> Stepper:
+        """What runs the steps of the generation entered last.
+
+        Raises:
+            PlanError: none was entered.
+        """
+        if self._stepper is None:
+            raise PlanError("no generation entered; call `enter` first")
+        return self._stepper
 
     def standing(self) -> Standing:
         """This rank's word for the vote after an abort."""

@@ -75,6 +75,23 @@ class Rank:
         assert self.engine.state is not None
         return {key: value.numpy() for key, value in self.engine.state.units().items()}
 
+    def reduce_ids(self) -> dict[tuple[str, int, int], Any]:
+        """Synchronise ids instead of gradients: element e of a logical parameter counts e + 1."""
+        state, sync = self.engine.state, self.engine.stepper.sync
+        assert state is not None
+        for number, parameter in enumerate(state.layout.parameters):
+            size = parameter.row_elements
+            for row, unit in enumerate(state.layout.held[parameter.family]):
+                ids = torch.arange(size) + (number * 1_000_000 + unit * size + 1)
+                state.rows(state.grads, number)[row] = ids.view(parameter.row).to(state.grads.dtype)
+        sync.begin()
+        sync.finish()
+        return {
+            (parameter.name, parameter.layer, unit): state.rows(state.grads, number)[row].numpy()
+            for number, parameter in enumerate(state.layout.parameters)
+            for row, unit in enumerate(state.layout.held[parameter.family])
+        }
+
     def damage(self, family: str, value: float | None = None) -> None:
         """Change one element of one held unit to `value`, or by 1e-12, as a defect would."""
         state: State | None = self.engine.state
