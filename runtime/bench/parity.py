@@ -86,9 +86,10 @@ def measure(say: Say) -> dict[str, Any]:
         "samples_missing": missing,
         "samples_repeated": repeated,
         "steps": len({commit.step for commit in drill.commits}),
-        "generations": [entry.cause for entry in drill.generations],
+        "generations": len(drill.generations),
         "final_loss": losses[-1],
         "run_s": round(run_s, 2),
+        "causes": [entry.cause for entry in drill.generations],
     }
 
 

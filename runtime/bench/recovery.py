@@ -10,6 +10,8 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +21,46 @@ from runtime.config import Config
 from runtime.control.local import LocalRun
 from storage.records import StepCommitted
 
-REPEATS = 3
 # No repeat begins later than this, so that a slow machine still finishes within a minute.
 LAST_BEGIN_S = 38.0
-# What is lost, and at which part of a step the kill and the approval come.
-REPEAT_PLANS = (("rack-0/1", 0.5, 0.0), ("rack-1/6", 0.8, 0.4), ("rack-0/4", 0.2, 0.8))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """One repeat: the GPU that is lost, and which part of a step (0 to 1) has passed when it is
+    killed and when the shrink is approved."""
+
+    gpu: str
+    kill_at: float
+    approve_at: float
+
+
+LOSSES = (
+    Loss(gpu="rack-0/1", kill_at=0.5, approve_at=0.5),
+    Loss(gpu="rack-1/6", kill_at=0.9, approve_at=0.1),
+    Loss(gpu="rack-0/4", kill_at=0.1, approve_at=0.9),
+)
 
 
 def measure(say: Say) -> dict[str, Any]:
+    return measure_losses(Config(), LOSSES, say)
+
+
+def measure_losses(config: Config, losses: Sequence[Loss], say: Say) -> dict[str, Any]:
+    """Run `config` through `losses`, one after the other, each repaired before the next."""
     began = time.monotonic()
     raw: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="counterpoise-recovery-") as folder:
-        with LocalRun(Config(), home=Path(folder)) as run:
+        with LocalRun(config, home=Path(folder)) as run:
             drill = Drill(run)
             drill.more_steps(1, START_DEADLINE_S)
             say(f"first step committed after {time.monotonic() - began:.1f} s")
-            for plan in REPEAT_PLANS[:REPEATS]:
+            for loss in losses:
                 if raw and time.monotonic() - began > LAST_BEGIN_S:
                     say(f"only {len(raw)} repeats: this machine is slow now")
                     break
-                raw.append(_repeat(drill, *plan))
-                say("  ".join(f"{key} {value:.2f}" for key, value in raw[-1].items()))
+                raw.append(_repeat(drill, loss))
+                say("  ".join(f"{key} {value:g}" for key, value in raw[-1].items()))
         commits = drill.commits
     return {
         "step_s": _median(raw, "step_s"),
@@ -56,36 +77,33 @@ def measure(say: Say) -> dict[str, Any]:
     }
 
 
-def _repeat(drill: Drill, gpu: str, kill_at: float, approve_at: float) -> dict[str, float]:
-    """Lose `gpu`, approve the shrink, repair it, approve the grow.
-
-    Args:
-        kill_at, approve_at: which part of a step has passed when it happens, 0 to 1.
-    """
+def _repeat(drill: Drill, loss: Loss) -> dict[str, float]:
+    """Lose a GPU, approve the shrink, repair it, approve the grow."""
     healthy = drill.more_steps(2)
     before = drill.pids()
-    _pass(healthy, kill_at)
-    killed = drill.kill(gpu)
-    first = drill.next_generation(killed)
+    _pass(healthy, loss.kill_at)
+    killed = drill.kill(loss.gpu)
+    resumed = drill.next_generation(killed)
     proposal = drill.proposal(killed)
     survivors = drill.more_steps(1)
-    _pass(survivors, approve_at)
+    _pass(survivors, loss.approve_at)
     approved = drill.approve(proposal)
     rejoined = drill.next_generation(approved)
     steady = drill.more_steps(1)
     after = drill.pids()
-    grown = drill.approve(drill.proposal(drill.repair(gpu)))
+    grown = drill.approve(drill.proposal(drill.repair(loss.gpu)))
     whole = drill.next_generation(grown)
-    return {
+    seconds = {
         "step_s": healthy.step_s,
-        "kill_to_commit_s": first.at - killed.at,
+        "kill_to_commit_s": resumed.at - killed.at,
         "approve_to_commit_s": rejoined.at - approved.at,
         "grow_to_commit_s": whole.at - grown.at,
         "survivor_step_s": survivors.step_s,
         "rejoined_step_s": steady.step_s,
-        "processes_replaced": sum(
-            after.get(each) != pid for each, pid in before.items() if each != gpu
-        ),
+    }
+    replaced = sum(after.get(each) != pid for each, pid in before.items() if each != loss.gpu)
+    return {key: round(value, 3) for key, value in seconds.items()} | {
+        "processes_replaced": replaced
     }
 
 
@@ -95,7 +113,7 @@ def _pass(since: StepCommitted, part: float) -> None:
 
 
 def _median(raw: list[dict[str, float]], key: str) -> float:
-    return round(statistics.median(each[key] for each in raw), 4)
+    return round(statistics.median(each[key] for each in raw), 3)
 
 
 def targets(figures: Figures) -> list[Target]:

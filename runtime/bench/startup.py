@@ -47,7 +47,7 @@ def measure(say: Say) -> dict[str, Any]:
             say(f"page rendered {dashboard_s:.1f} s, first step {first_commit_s:.1f} s; now Ctrl-C")
             stop_s, exit_code = up.interrupt()
         finally:
-            up.kill()
+            up.end()
         left_over = processes_of(HOME_VARIABLE, str(home))
     return {
         "first_commit_s": round(first_commit_s, 2),
@@ -122,11 +122,15 @@ class _Up:
             raise CounterpoiseError(f"`up` did not end in {END_DEADLINE_S:g} s") from error
         return time.monotonic() - asked, code
 
-    def kill(self) -> None:
-        """Let go of it; its roles end with their parent."""
+    def end(self) -> None:
+        """End it whatever happened; one that does not listen takes its roles with it."""
         self._ended.set()
-        self._process.kill()
-        self._process.wait()
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=END_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._watcher.join()
         self._store.close()
 

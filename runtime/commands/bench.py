@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -39,12 +43,23 @@ def bench(name: str | None, list_names: bool, as_json: bool) -> None:
         raise UserError(f"{given}; there are: {', '.join(BENCHMARKS)}")
     benchmark = BENCHMARKS[name]
     began = time.monotonic()
-    figures = benchmark.measure(lambda line: click.echo(f"  {line}", err=True))
+    with _orderly_end():
+        figures = benchmark.measure(lambda line: click.echo(f"  {line}", err=True))
     figures["bench_s"] = round(time.monotonic() - began, 1)
     if as_json:
         print_json(figures)
     else:
         _print_figures(benchmark, figures)
+
+
+@contextlib.contextmanager
+def _orderly_end() -> Iterator[None]:
+    """A SIGTERM unwinds the stack, so that what a benchmark started is ended before we are."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _print_figures(benchmark: Benchmark, figures: dict[str, Any]) -> None:

@@ -1,0 +1,47 @@
+"""The benchmarks measure what they say: real workers, real kills, real commands."""
+
+from __future__ import annotations
+
+from runtime.bench import parity, recovery, startup
+from runtime.bench.benchmark import Benchmark
+from runtime.config import ClusterConfig, Config, EmulatedConfig, RackConfig
+
+
+def missed(benchmark: Benchmark, figures: dict[str, object]) -> list[str]:
+    return [
+        f"{target.figure} is {figures.get(target.figure)}, not {target.at_most:g} or less"
+        for target in benchmark.targets(figures)
+        if not target.is_reached(figures)
+    ]
+
+
+def silent(_: str) -> None:
+    """Progress is for people."""
+
+
+def test_parity_through_kills_shrinks_and_a_grow() -> None:
+    figures = parity.measure(silent)
+    assert not missed(parity.BENCHMARK, figures)
+    assert figures["steps"] == parity.STEPS
+    assert figures["generations"] == 6, figures["causes"]
+
+
+def test_recovery_on_a_small_shape() -> None:
+    config = Config(
+        cluster=ClusterConfig(
+            racks=(RackConfig(name="rack-0", gpus=2), RackConfig(name="rack-1", gpus=2))
+        ),
+        emulated=EmulatedConfig(step_s=0.4),
+    )
+    loss = recovery.Loss(gpu="rack-1/0", kill_at=0.5, approve_at=0.5)
+    figures = recovery.measure_losses(config, [loss], silent)
+    assert not missed(recovery.BENCHMARK, figures)
+    assert figures["repeats"] == len(figures["raw"]) == 1
+
+
+def test_startup_leaves_nothing_running() -> None:
+    figures = startup.measure(silent)
+    assert figures["exit_code"] == 0
+    assert figures["leftover"] == []
+    assert 0 < figures["health_s"] <= figures["dashboard_s"]
+    assert figures["first_commit_s"] > 0
