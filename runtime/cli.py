@@ -11,6 +11,8 @@ import sys
 import click
 
 from runtime.errors import UserError
+from storage.history.database import HistoryDown
+from storage.live.port import LiveStoreDown
 from storage.settings import SettingsError
 
 # Command -> (module, attribute); the order is the order of `--help`.
@@ -72,7 +74,7 @@ def main() -> None:
     """Entry point: a person's mistake is one clear line and exit code 2, never a traceback."""
     try:
         cli()
-    except (UserError, SettingsError) as error:
+    except (UserError, SettingsError, LiveStoreDown, HistoryDown) as error:
         click.echo(f"counterpoise: {error}", err=True)
         sys.exit(2)
 

@@ -62,7 +62,8 @@ def controller(config_path: Path | None, run_id: str, port: int | None, fresh: b
     logging.getLogger(__name__).info("run %s: agents connect to %s:%d", run_id, *serving.address)
     finish = serving.run()
     logging.getLogger(__name__).info("run %s %s: %s", run_id, finish.status, finish.reason)
-    sys.exit(0 if finish.status == "stopped" else 1)
+    # Also a failed run is an orderly end: whoever looks after this process must not start it again.
+    sys.exit(0)
 
 
 @click.command()
@@ -110,14 +111,12 @@ def agent(config_path: Path | None, host: str, address: str) -> None:
 def recorder() -> None:
     """Run the recorder: it takes every run's journal from the live store into SQL."""
     from storage.history.database import open_history
-    from storage.history.schema import upgrade
     from storage.live.redis_store import RedisStore
     from storage.recorder import Recorder
 
     _set_up_logging()
     settings = Settings.from_env()
     engine = open_history(settings.database_url)
-    upgrade(engine)
     stop = threading.Event()
     _on_signals(stop.set)
     end_with_parent()

@@ -121,7 +121,7 @@ class _Session:
         supervisor.start(
             "controller",
             ["controller", *config, *self._fresh, "--run", self._run, "--port", control_port],
-            restarts=False,
+            restarts=True,
         )
         supervisor.start(
             "agent",

@@ -246,9 +246,11 @@ class Agent:
         data = m.encode(message)
         with self._uplink:
             self._kept_state[kept] = data
-            if isinstance(message, m.WorkerReady):
-                for stale in ("exited", "Parked", "Entered", "WorkerFailed"):
-                    self._kept_state.pop((message.gpu, stale), None)
+            if isinstance(message, m.WorkerReady | m.WorkerExited):
+                # What an earlier or a dead process said must not come after this.
+                for gpu, kind in [key for key in self._kept_state if key != kept]:
+                    if gpu == message.gpu:
+                        del self._kept_state[gpu, kind]
         self._send_up(data)
 
     def _send_up(self, data: bytes) -> None:

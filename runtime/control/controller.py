@@ -23,6 +23,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from runtime.config import Config
 from runtime.control import messages as m
+from runtime.control.archive import Archive
 from runtime.control.channel import Channel, listen
 from runtime.control.coordinator import Coordinator
 from runtime.control.instructions import (
@@ -35,14 +36,16 @@ from runtime.control.instructions import (
     Seal,
 )
 from runtime.control.live_link import LiveLink
+from runtime.control.memory import recall, remember
 from runtime.control.outbox import Outbox
 from runtime.engine.checkpoint import CheckpointError, seal
 from runtime.plan.manifest import Start
 from storage.live.port import LiveStore
-from storage.records import Command, ProposalChanged
+from storage.records import Command, ProposalChanged, RunEnded
 
 TICK_S = 0.1
 SNAPSHOT_S = 0.5
+ARCHIVE_S = 0.2
 HOST_GRACE_S = 3.0
 FLUSH_S = 3.0
 _LOG = logging.getLogger(__name__)
@@ -63,7 +66,7 @@ class _StopAsked(msgspec.Struct, frozen=True):
 
 
 class Controller:
-    """Runs one training run to its end.
+    """Runs one training run to its end; takes over one that an earlier controller left running.
 
     Args:
         config: the run's configuration. run: run id. home: folder of this run's files.
@@ -93,7 +96,9 @@ class Controller:
         self._observer = observer
         self._listener: Listener = listen(config.control.host, config.control.port, key)
         self._rendezvous, rendezvous_port = _host_rendezvous(config.control.host)
-        self._outbox = Outbox(home / "journal.jsonl", run=run, store=store)
+        self._outbox = Outbox(home / "journal", run=run, store=store)
+        self._archive = Archive(home)
+        self._archived_at = 0.0
         self._events: queue.SimpleQueue[
             tuple[int, m.FromAgent] | _HostGone | _CommandArrived | _StopAsked
         ] = queue.SimpleQueue()
@@ -110,9 +115,13 @@ class Controller:
             checkpoints=str((home / "checkpoint").resolve()),
             start=start,
         )
-        self._link = (
-            LiveLink(store, run=run, on_command=self._take_command) if store is not None else None
-        )
+        self._left_behind = self._archive.load()
+        self._position = self._left_behind[0].position if self._left_behind else ""
+        self._link = None
+        if store is not None:
+            self._link = LiveLink(
+                store, run=run, on_command=self._take_command, position=self._position
+            )
 
     @property
     def address(self) -> tuple[str, int]:
@@ -121,7 +130,7 @@ class Controller:
         return str(host), int(port)
 
     def ask_stop(self, reason: str) -> None:
-        """End the run at the next step boundary; safe in a signal handler. Asked twice: at once."""
+        """End the run at the next step boundary; safe in a signal handler."""
         self._events.put(_StopAsked(reason))
 
     def submit(self, command: Command) -> None:
@@ -141,17 +150,29 @@ class Controller:
         publisher.start()
         if self._link is not None:
             threads += self._link.start(self._stop)
-        now = self._clock()
-        self.coordinator.progress.started(msgspec.json.encode(self._config).decode(), now)
-        if self._start_reason:
-            self.coordinator.note_start(self._start_reason, now)
-        self._carry_out(self.coordinator.tick(now))
+        self._begin(self._clock())
         try:
             self._serve()
         finally:
             self._close(publisher)
         assert self._finished is not None
         return self._finished
+
+    def _begin(self, now: float) -> None:
+        """Start the run, or take it over where an earlier controller left it."""
+        if self._left_behind is None:
+            self.coordinator.progress.started(msgspec.json.encode(self._config).decode())
+            if self._start_reason:
+                self.coordinator.note_start(self._start_reason, now)
+        else:
+            entries = self._outbox.read_all()
+            if entries and isinstance(entries[-1], RunEnded):
+                self._finished = Finish(status="stopped", reason=entries[-1].reason)
+                return
+            recall(self.coordinator, *self._left_behind, entries, now)
+            for host in {rack.host for rack in self._config.cluster.racks}:
+                self._lost_at[host] = now
+        self._carry_out(self.coordinator.outgoing.take())
 
     def _serve(self) -> None:
         next_snapshot = 0.0
@@ -171,6 +192,12 @@ class Controller:
             if now >= next_snapshot or not isinstance(event, tuple | None):
                 self._publish_snapshot(now)
                 next_snapshot = now + SNAPSHOT_S
+            if now - self._archived_at > ARCHIVE_S:
+                self._remember(now)
+
+    def _remember(self, now: float) -> None:
+        self._archived_at = now
+        self._archive.save_memory(remember(self.coordinator, self._position))
 
     def _take(
         self, event: tuple[int, m.FromAgent] | _HostGone | _CommandArrived | _StopAsked, now: float
@@ -187,6 +214,7 @@ class Controller:
         if isinstance(event, _StopAsked):
             self.coordinator.finish("stopped", event.reason, now)
             return self.coordinator.outgoing.take()
+        self._position = event.position or self._position
         if event.command is None:
             _LOG.error("command at %s does not decode and was skipped", event.position)
             return []
@@ -195,6 +223,8 @@ class Controller:
     def _carry_out(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
             if isinstance(instruction, Order):
+                if isinstance(instruction.message, m.EnterGeneration):
+                    self._archive.save_plan(instruction.message.plan)
                 self._send(instruction)
             elif isinstance(instruction, Record):
                 entry = self._outbox.write(instruction.entry)

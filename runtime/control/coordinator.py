@@ -7,15 +7,19 @@ the desk's (`runtime.control.desk`); what state goes where is `runtime.control.s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
+
+import msgspec
 
 from runtime.config import Config
 from runtime.control import messages as m
 from runtime.control.desk import Desk
-from runtime.control.fleet import Fleet
+from runtime.control.fence import Fence
+from runtime.control.fleet import Fleet, GpuView
 from runtime.control.instructions import Finish, Instruction, Order, Outgoing, Record, Seal
+from runtime.control.memory import Memory
 from runtime.control.progress import Progress
 from runtime.control.succession import Aim, Past, StateLost, succeed
 from runtime.errors import PlanError
@@ -36,7 +40,6 @@ class Change:
     planned: bool
     began_at: float
     proposal: str = ""
-    finish: Finish | None = None
 
 
 class Coordinator:
@@ -74,6 +77,10 @@ class Coordinator:
         self._number = 0
         self._history: dict[int, GenerationPlan] = {}
         self._change = Change(cause="the run started", planned=False, began_at=now)
+        self._led_here = self._change
+        self._finish: Finish | None = None
+        self._last_words = ""
+        self._fence = Fence()
         self._parked: set[str] = set()
         self._entered: set[str] = set()
         self._began_at = now
@@ -108,6 +115,7 @@ class Coordinator:
             view = self.fleet[message.gpu]
             view.pulse_at, view.phase, view.phase_age_s = now, message.phase, message.phase_age_s
         else:
+            self.fleet[message.gpu].said = message.reason
             self._event(
                 "worker_failed", "critical", f"{message.gpu}: {message.reason}", now, message.gpu
             )
@@ -118,7 +126,8 @@ class Coordinator:
         if self.phase != "ended":
             if self.phase == "starting" and self._number == 0:
                 self._start_when_ready(now)
-            self._fence(now)
+            self._save_deadline(now)
+            self._fence.look(self, now)
             self.desk.tick(self, now)
         return self.outgoing.take()
 
@@ -139,12 +148,17 @@ class Coordinator:
         self._leave(Change(cause=cause, planned=True, began_at=now, proposal=proposal), now)
 
     def finish(self, status: Literal["stopped", "failed"], reason: str, now: float) -> None:
-        """End the run at the next step boundary."""
+        """End the run at the next step boundary; a failure on the way is got over first."""
         finish = Finish(status=status, reason=reason)
         if self.phase in ("starting", "ended"):
             self._end(finish, now)
-        else:
-            self._leave(Change(cause=reason, planned=True, began_at=now, finish=finish), now)
+        elif self._finish is None:
+            self._finish = finish
+            self._leave(Change(cause=reason, planned=True, began_at=now), now)
+
+    def end_now(self, reason: str, now: float) -> None:
+        """End the run where it stands, without a last checkpoint."""
+        self._end(Finish(status="stopped", reason=reason), now)
 
     def order(self, message: m.ToAgent, host: str | None = None) -> None:
         self.outgoing.put(Order(message=message, host=host))
@@ -155,12 +169,70 @@ class Coordinator:
 
     @property
     def change(self) -> Change:
+        """Why the generation is being left; while it trains, why it was formed."""
         return self._change
+
+    @property
+    def led_here(self) -> Change:
+        """Why the present generation was formed."""
+        return self._led_here
+
+    @property
+    def phase_at(self) -> float:
+        return self._phase_at
+
+    @property
+    def parked(self) -> frozenset[str]:
+        """Ranks that have left the present generation."""
+        return frozenset(self._parked)
 
     def note_start(self, reason: str, now: float) -> None:
         """Put where the run begins, and why, into the journal."""
         kind = "run_continued" if self._start.checkpoint else "run_begun_afresh"
         self._event(kind, "info", reason, now)
+
+    @property
+    def start(self) -> Start:
+        return self._start
+
+    def take_over(self, memory: Memory, plans: Mapping[int, GenerationPlan], now: float) -> None:
+        """Go on where the last controller was; see `runtime.control.memory.recall`."""
+        change = memory.change
+        self._number, self._history = max(plans, default=0), dict(plans)
+        self.plan = plans.get(self._number)
+        # A plan newer than the memory was published in the last moment.
+        phase = memory.phase if self._number == memory.generation else "entering"
+        self._start = memory.start
+        self.progress.start_step = memory.start.step
+        self.aims = [Aim(**msgspec.structs.asdict(aim)) for aim in memory.aims]
+        self._change = Change(
+            cause=change.cause,
+            planned=change.planned,
+            began_at=change.began_at,
+            proposal=change.proposal,
+        )
+        self._event("controller_restarted", "warning", "the controller took the run over", now)
+        if self.plan is None:
+            return
+        self._set_phase("training", now)
+        if phase == "entering" and not self.progress.formed:
+            cause = f"the controller restarted while generation {self._number} formed"
+            self._leave(replace(self._change, cause=cause, planned=False), now)
+        elif phase in ("leaving", "saving"):
+            self._leave(self._change, now)
+        self.desk.carry_out_approved(self, now)
+
+    def _tell_again(self, host: str) -> None:
+        """A (re)connected agent may have missed the last order about the generation."""
+        if self.plan is None:
+            return
+        if self.phase == "leaving":
+            abort = not self._change.planned
+            self.order(m.LeaveGeneration(generation=self._number, abort=abort), host)
+        elif self.phase == "entering":
+            self.order(m.EnterGeneration(plan=self.plan), host)
+        elif self.phase == "saving":
+            self.order(m.Save(generation=self._number, folder=self._folder), host)
 
     # workers ---------------------------------------------------------------------------------
 
@@ -178,6 +250,7 @@ class Coordinator:
                 self._lose(view.gpu, now, now, "its process is gone")
         if missing:
             self.order(m.StartWorkers(gpus=tuple(missing)), hello.host)
+        self._tell_again(hello.host)
 
     def host_lost(self, host: str, now: float) -> list[Instruction]:
         """An agent stayed away past its deadline: its GPUs are gone for this run."""
@@ -188,8 +261,10 @@ class Coordinator:
 
     def _on_ready(self, ready: m.WorkerReady, now: float) -> None:
         view = self.fleet[ready.gpu]
-        if view.pid == ready.pid:
+        if ready.pid in (view.pid, view.gone_pid) or self.phase == "ended":
             return
+        if view.status == "alive":
+            self._lose(ready.gpu, now, now, "another worker took its place")
         self.fleet.started(ready.gpu, ready.pid, now)
         if self.phase == "starting":
             self._start_when_ready(now)
@@ -200,23 +275,29 @@ class Coordinator:
 
     def _on_exit(self, exited: m.WorkerExited, now: float) -> None:
         view = self.fleet[exited.gpu]
-        unseen = view.status == "starting"
+        # An agent tells again: the end of an earlier worker says nothing about the present one.
+        unseen = view.status == "starting" and exited.pid != view.gone_pid
         if (exited.pid != view.pid and not unseen) or self.phase == "ended":
             return
+        view.gone_pid = exited.pid
         how = f"signal {-exited.code}" if exited.code < 0 else f"exit code {exited.code}"
-        self._lose(exited.gpu, min(exited.at, now), now, f"its worker ended by {how}")
+        said = f" ({view.said})" if view.said else ""
+        self._lose(exited.gpu, min(exited.at, now), now, f"its worker ended by {how}{said}")
 
     def _lose(self, gpu: str, happened_at: float, now: float, why: str) -> None:
         view = self.fleet[gpu]
         if view.status == "dead":
             return
         self.fleet.exited(gpu, now)
-        self._event("gpu_failed", "critical", f"{gpu} failed: {why}", now, gpu)
+        self._last_words = f"{gpu} failed: {why}"
+        self._event("gpu_failed", "critical", self._last_words, now, gpu)
         self.desk.note(view.replica, happened_at, f"{gpu} failed: {why}")
         if self.phase in ("entering", "training", "leaving") and self._is_member(gpu):
             self.progress.failure(happened_at, now)
             self._leave(Change(cause=f"{gpu} failed", planned=False, began_at=happened_at), now)
-        elif self.phase in ("entering", "training"):
+        elif self.phase == "saving":
+            self._seal_when_saved(now)
+        else:
             self.desk.refresh(self, now)
 
     def _is_member(self, gpu: str) -> bool:
@@ -227,24 +308,34 @@ class Coordinator:
     def _start_when_ready(self, now: float) -> None:
         """Form the first generation when every worker is up, or those that are at the deadline."""
         late = now - self._began_at > self.config.control.join_deadline_s
-        alive = [view for view in self.fleet if view.status == "alive"]
-        if len(alive) == len(list(self.fleet)) or (late and alive):
-            for view in self.fleet:
-                if view.status != "alive":
-                    self._lose(view.gpu, now, now, "it did not come up in time")
-            self._form_next(now)
+        alive = any(view.status == "alive" for view in self.fleet)
+        pending = any(view.status in ("absent", "starting") for view in self.fleet)
+        if pending and not (late and alive):
+            return
+        if not alive:
+            reason = f"no worker came up; the last one: {self._last_words}"
+            self._end(Finish(status="failed", reason=reason), now)
+            return
+        for view in self.fleet:
+            if view.status != "alive":
+                self._lose(view.gpu, now, now, "it did not come up in time")
+        self._form_next(now)
 
     # leaving ---------------------------------------------------------------------------------
 
     def _leave(self, change: Change, now: float) -> None:
         """Let every rank leave the current generation; a failure overrides a planned change."""
         assert self.plan is not None
-        if self.phase == "leaving" and change.planned:
-            change = replace(change, planned=self._change.planned)
-        if self._change.proposal and self._change.proposal != change.proposal:
-            self.desk.interrupted(self._change.proposal, change.cause, now)
+        leaving, before = self.phase == "leaving", self._change
+        if leaving and not before.planned:
+            # All are on their way out already; what began it stays the beginning.
+            change = replace(
+                change, planned=False, began_at=min(change.began_at, before.began_at)
+            )
+        if leaving and before.proposal and before.proposal != change.proposal:
+            self.desk.interrupted(before.proposal, change.cause, now)
         self._change = change
-        if not change.planned:
+        if not change.planned and (not leaving or before.planned):
             self._event(
                 "generation_aborted",
                 "warning",
@@ -252,6 +343,7 @@ class Coordinator:
                 now,
             )
         self._set_phase("leaving", now)
+        self.desk.lapse(f"generation {self._number} ended: {change.cause}", now)
         self.order(m.LeaveGeneration(generation=self._number, abort=not change.planned))
         self._form_when_parked(now)
 
@@ -263,7 +355,10 @@ class Coordinator:
         self._parked.add(parked.gpu)
         if parked.last is not None:
             self._on_step(parked.last, now)
-        if self.phase == "leaving":
+        if self.phase in ("entering", "training") and self._is_member(parked.gpu):
+            # It lost a peer before we did.
+            self.retry_generation(f"{parked.gpu} left it by itself", now)
+        elif self.phase == "leaving":
             self._form_when_parked(now)
 
     def _form_when_parked(self, now: float) -> None:
@@ -274,14 +369,21 @@ class Coordinator:
         if waiting:
             return
         if self._change.planned:
-            self.progress.leaving(self.progress.last_commit_at)
-        if self._change.finish is not None:
+            left_at = self.progress.last_commit_at
+            self._change = replace(self._change, began_at=max(self._change.began_at, left_at))
+            self.progress.leaving(left_at)
+        if self._finish is not None and (self._change.planned or self._all_steps_done()):
             self._save(now)
         else:
             self._form_next(now)
 
     def _form_next(self, now: float) -> None:
         """Write and publish the next generation's plan, or end the run if there can be none."""
+        if self._led_here.proposal and not self.progress.formed:
+            self.desk.interrupted(self._led_here.proposal, self._change.cause, now)
+        if self._change.proposal and not self.desk.can_go_to(self, self.aims):
+            self.desk.interrupted(self._change.proposal, "a GPU it needs has failed", now)
+            self._change = replace(self._change, proposal="")
         try:
             self.aims = self.desk.fit_aims(self, now)
             plan, bytes_moved = succeed(
@@ -303,57 +405,83 @@ class Coordinator:
             self._end(Finish(status="failed", reason=f"state lost: {error}"), now)
             return
         except PlanError as error:
-            self._end(Finish(status="failed", reason=str(error)), now)
+            self._end(Finish(status="failed", reason=f"{error}: {self._last_words}"), now)
             return
         self._number = plan.generation
         self.plan = plan
         self._history[plan.generation] = plan
         for old in sorted(self._history)[:-KEPT_PLANS]:
             del self._history[old]
+        self._led_here = self._change
         self._parked, self._entered = set(), set()
         self._set_phase("entering", now)
         self.order(m.SetDevice(caps_w=_caps(plan)))
         self.order(m.EnterGeneration(plan=plan))
         self.progress.generation_published(plan, bytes_moved, now)
+        if self._finish is not None:
+            self._leave(Change(cause=self._finish.reason, planned=True, began_at=now), now)
         self.desk.refresh(self, now)
 
     # the last checkpoint ---------------------------------------------------------------------
 
     def _save(self, now: float) -> None:
         """Let every rank write its part of a checkpoint before the run ends."""
-        assert self._change.finish is not None
+        assert self._finish is not None
         if not self._checkpoints or self.progress.committed == self.progress.start_step:
-            self._end(self._change.finish, now)
+            self._end(self._finish, now)
             return
         self._parts = {}
         self._folder = f"{self._checkpoints}/step-{self.progress.committed:08d}"
         self._set_phase("saving", now)
-        self.order(m.Save(folder=self._folder))
+        if any(view.standing is None or view.standing.applied_step != self.progress.committed
+               for view in self._living_members()):
+            self._give_up_saving("a failure left the ranks a step apart", now)
+            return
+        self.order(m.Save(generation=self._number, folder=self._folder))
 
     def _on_saved(self, saved: m.Saved, now: float) -> None:
-        if self.phase != "saving" or self.plan is None or self._change.finish is None:
+        if self.phase != "saving":
             return
         if saved.part is None:
-            self._event("checkpoint_failed", "critical", f"{saved.gpu}: {saved.error}", now)
-            self._end(self._change.finish, now)
+            self._give_up_saving(f"{saved.gpu}: {saved.error}", now)
             return
         self._parts[saved.gpu] = saved.part
-        members = self.plan.members()
-        if set(members) <= set(self._parts):
-            self.progress.ledger.spend("checkpointing", now)
-            self.outgoing.put(
-                Seal(
-                    folder=self._folder,
-                    manifest=Manifest(
-                        run=self.run,
-                        applied_step=self.progress.committed,
-                        model=self.config.model,
-                        train=self.config.train,
-                        parts=tuple(self._parts[gpu] for gpu in members),
-                    ),
-                )
+        self._seal_when_saved(now)
+
+    def _seal_when_saved(self, now: float) -> None:
+        """Whoever died meanwhile is not waited for: the others' parts may be all that is needed."""
+        assert self._finish is not None
+        members = [view.gpu for view in self._living_members()]
+        if not set(members) <= set(self._parts):
+            return
+        self.progress.ledger.spend("checkpointing", now)
+        self.outgoing.put(
+            Seal(
+                folder=self._folder,
+                manifest=Manifest(
+                    run=self.run,
+                    applied_step=self.progress.committed,
+                    model=self.config.model,
+                    train=self.config.train,
+                    parts=tuple(part for _, part in sorted(self._parts.items())),
+                ),
             )
-            self._end(self._change.finish, now)
+        )
+        self._end(self._finish, now)
+
+    def _save_deadline(self, now: float) -> None:
+        if self.phase == "saving" and now - self._phase_at > SAVE_DEADLINE_S:
+            self._give_up_saving("not every rank wrote its part", now)
+
+    def _give_up_saving(self, why: str, now: float) -> None:
+        assert self._finish is not None
+        self._event("checkpoint_failed", "critical", why, now)
+        self._end(self._finish, now)
+
+    def _living_members(self) -> list[GpuView]:
+        assert self.plan is not None
+        views = [self.fleet[gpu] for gpu in self.plan.members()]
+        return [view for view in views if view.status == "alive"]
 
     # training --------------------------------------------------------------------------------
 
@@ -370,67 +498,53 @@ class Coordinator:
         plan = self._history.get(done.generation)
         if plan is None or self.phase == "ended" or done.step < self.progress.committed:
             return
-        first = self.progress.step_committed(plan, done, self._change, waiting=self._waiting())
+        if done.step > self.progress.committed:
+            untold = f"steps {self.progress.committed} to {done.step - 1} were never told"
+            self._event("steps_untold", "warning", untold, now)
+        first = self.progress.step_committed(plan, done, self._led_here, waiting=self._waiting())
         if done.states_agree is False:
             self._event("states_differ", "critical", f"replicas differ after step {done.step}", now)
         if first:
             self.desk.formed(self, done.at)
-            if self._change.planned:
-                self.desk.followup.changed(max(0.0, done.at - done.step_s - self._change.began_at))
+            if self._led_here.planned:
+                began_at = self._led_here.began_at
+                self.desk.followup.changed(max(0.0, done.at - done.step_s - began_at))
         self.desk.step_committed(self, done)
-        steps = self.config.train.steps
-        if steps and done.step + 1 >= steps and self.phase != "leaving":
-            self._set_phase("leaving", now)
-            self._change = Change(
-                cause="all steps done",
-                planned=True,
-                began_at=now,
-                finish=Finish(status="stopped", reason=f"all {steps} steps are done"),
-            )
-            self._form_when_parked(now)
+        if self._all_steps_done() and self._finish is None:
+            reason = f"all {self.config.train.steps} steps are done"
+            self._finish = Finish(status="stopped", reason=reason)
+            if self.phase != "leaving":
+                self._set_phase("leaving", now)
+                self._change = Change(cause=reason, planned=True, began_at=now)
+                self.desk.lapse(reason, now)
+                self._form_when_parked(now)
+
+    def _all_steps_done(self) -> bool:
+        return 0 < self.config.train.steps <= self.progress.committed
 
     def _waiting(self) -> bool:
         """Whether a replica is left out only because its proposal is not decided yet."""
         return self.desk.has_open_for_lost_slots()
 
-    # deadlines -------------------------------------------------------------------------------
+    # what the fence may do -------------------------------------------------------------------
 
-    def _fence(self, now: float) -> None:
-        """Kill ranks that hold the others up: silent, or busy for ever while the rest waits."""
-        if self.phase == "saving" and now - self._phase_at > SAVE_DEADLINE_S:
-            self._event("checkpoint_failed", "critical", "not every rank wrote its part", now)
-            assert self._change.finish is not None
-            self._end(self._change.finish, now)
-        if self.phase not in ("entering", "training", "leaving") or self.plan is None:
-            return
-        deadline = self.step_deadline_s()
-        if self.phase == "leaving" and not self._change.planned:
-            deadline = min(deadline, 3.0)
-        if now - max(self._phase_at, self.progress.last_commit_at) < deadline:
-            return
-        members = [self.fleet[gpu] for gpu in self.plan.members()]
-        late = [v for v in members if v.status == "alive" and v.gpu not in self._parked]
-        silent = [v for v in late if now - v.pulse_at > min(deadline, 2.0)]
-        stuck = [
-            v for v in late if v.phase not in ("collective", "commit") and v.phase_age_s > deadline
-        ]
-        for view in silent or stuck:
-            self._event(
-                "rank_fenced",
-                "critical",
-                f"{view.gpu} made no progress for {deadline:.1f} s and was stopped",
-                now,
-                view.gpu,
-            )
-            self.order(m.KillWorker(gpu=view.gpu), view.host)
-        self._phase_at = now
+    def stop_rank(self, gpu: str, why: str, now: float) -> None:
+        """Have the agent kill a rank's process; its end then is a failure like any other."""
+        self._event("rank_fenced", "critical", why, now, gpu)
+        self.order(m.KillWorker(gpu=gpu), self.fleet[gpu].host)
 
-    def step_deadline_s(self) -> float:
-        """Longest time without a commit before the cause is looked for: 3 steps, at least 2 s."""
-        expected = self.progress.expected_step_s
-        if expected <= 0 or not self.progress.formed:
-            return self.config.control.step_deadline_s
-        return min(self.config.control.step_deadline_s, max(2.0, 3.0 * expected))
+    def give_up_rank(self, gpu: str, why: str, now: float) -> None:
+        """Go on without a rank whose process cannot be stopped: nobody will meet it again."""
+        self._lose(gpu, now, now, why)
+
+    def retry_generation(self, why: str, now: float) -> None:
+        """Leave the generation although nobody has failed, and form the next."""
+        cause = f"generation {self._number} is formed anew: {why}"
+        self.progress.failure(now, now)
+        self._leave(Change(cause=cause, planned=False, began_at=now), now)
+
+    def tell_stalled(self, why: str, now: float) -> None:
+        self._event("run_stalled", "critical", why, now)
 
     # the end ---------------------------------------------------------------------------------
 

@@ -14,8 +14,10 @@ import msgspec
 
 from runtime.config import Config
 from runtime.control.answers import answer_command
+from runtime.control.fleet import Facts
 from runtime.control.followup import Followup
 from runtime.control.instructions import Outgoing, Publish, Record
+from runtime.control.memory import DeskMemory
 from runtime.control.messages import StepDone
 from runtime.control.situations import aim_for, situation_of
 from runtime.control.succession import Aim
@@ -35,8 +37,6 @@ from storage.records import (
 if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator
 
-# What a proposal is about: replica, its mode, its live slots, its slots with a worker.
-Facts = tuple[int, str, tuple[int, ...], tuple[int, ...]]
 KEPT_PROPOSALS = 200
 KEPT_EVIDENCE = 20
 
@@ -94,6 +94,43 @@ class Desk:
             p.state in ("open", "approved", "applying") and p.before[p.replica].mode != "training"
             for p in self._proposals.values()
         )
+
+    def memory(self) -> DeskMemory:
+        """What to write down beside the proposals, which are in the journal."""
+        return DeskMemory(
+            facts=dict(self._facts),
+            dismissed=tuple(sorted(self._dismissed)),
+            opened=self._opened,
+            evidence={replica: list(found) for replica, found in self._evidence.items()},
+        )
+
+    def recall(self, memory: DeskMemory, proposals: dict[str, Proposal]) -> None:
+        """Go on with what an earlier desk knew."""
+        self._proposals = proposals
+        self._facts = {name: memory.facts.get(name) for name in proposals}
+        self._dismissed = set(memory.dismissed)
+        self._opened = max(memory.opened, len(proposals))
+        self._evidence = {replica: list(found) for replica, found in memory.evidence.items()}
+
+    def carry_out_approved(self, coordinator: Coordinator, now: float) -> None:
+        """Go on with an approved proposal that a restart interrupted before its change began."""
+        for proposal in list(self._proposals.values()):
+            if proposal.state not in ("approved", "applying") or (
+                proposal.id == coordinator.change.proposal
+            ):
+                continue
+            option = proposal.options[proposal.chosen or 0]
+            try:
+                aims = [aim_for(t) for t in targets(self.situation(coordinator), option)]
+            except PlanError as error:
+                self._move(proposal, "failed", now, str(error))
+                continue
+            coordinator.change_shape(
+                aims,
+                cause=f"{option.title} (approved by {proposal.decided_by})",
+                proposal=proposal.id,
+                now=now,
+            )
 
     def get(self, proposal: str) -> Proposal | None:
         return self._proposals.get(proposal)

@@ -9,12 +9,18 @@ from typing import Literal
 from runtime.config import Config
 from runtime.plan.generation import Standing
 
+# What a proposal is about: replica, its mode, its live slots, its slots with a worker.
+Facts = tuple[int, str, tuple[int, ...], tuple[int, ...]]
 WorkerStatus = Literal["absent", "starting", "alive", "dead"]
 
 
 @dataclass(slots=True)
 class GpuView:
-    """One GPU as the controller sees it. standing: its worker's newest word, None without one."""
+    """One GPU as the controller sees it.
+
+    standing: its worker's newest word, None without one. gone_pid: of its last worker that ended.
+    said: why its worker says that it cannot go on.
+    """
 
     gpu: str
     replica: int
@@ -27,6 +33,8 @@ class GpuView:
     phase: str = "idle"
     phase_age_s: float = 0.0
     slowness: float = 1.0
+    gone_pid: int = 0
+    said: str = ""
     standing: Standing | None = None
 
 
@@ -68,7 +76,7 @@ class Fleet:
         """A fresh worker process is up: it has no state yet."""
         view = self._gpus[gpu]
         view.status, view.pid, view.since, view.pulse_at = "alive", pid, now, now
-        view.phase, view.phase_age_s = "idle", 0.0
+        view.phase, view.phase_age_s, view.said = "idle", 0.0, ""
         view.standing = Standing(gpu=gpu, generation=0, applied_step=0, layout_generation=0)
 
     def exited(self, gpu: str, now: float) -> None:

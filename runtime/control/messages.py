@@ -150,8 +150,10 @@ class LeaveGeneration(_Message, frozen=True, kw_only=True, tag="leave_generation
 
 
 class Save(_Message, frozen=True, kw_only=True, tag="save"):
-    """Write your part of a checkpoint into `folder`; every rank of the run must see that folder."""
+    """Members of `generation`: write your part of a checkpoint into `folder`, a folder that every
+    rank of the run sees."""
 
+    generation: int
     folder: str
 
 

@@ -7,7 +7,8 @@ seq it has seen and resends from there (the store ignores what it has).
 
 from __future__ import annotations
 
-import json
+import base64
+import binascii
 import logging
 import threading
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from storage.live.port import LiveStore, LiveStoreDown
-from storage.records import JournalEntry, RecordError, decode_json, encode_json
+from storage.records import JournalEntry, RecordError, decode_packed, encode_packed
 
 BATCH = 500
 HELD_BACK = 50_000
@@ -52,7 +53,8 @@ class Outbox:
         with self._lock:
             numbered = msgspec.structs.replace(entry, seq=self.last_seq + 1)
             offset = self._file.tell()
-            self._file.write(encode_json(numbered) + b"\n")
+            # MessagePack keeps what JSON has no number for; base64 keeps an entry on one line.
+            self._file.write(base64.b64encode(encode_packed(numbered)) + b"\n")
             self._file.flush()
             self._offsets.append(offset)
         self._fresh.set()
@@ -71,10 +73,14 @@ class Outbox:
                 if len(entries) >= count or not line.endswith(b"\n"):
                     break
                 try:
-                    entries.append(decode_json(line, JournalEntry))
+                    entries.append(_decode(line))
                 except RecordError as error:
                     _LOG.error("journal %s: %s", self._path, error)
         return entries
+
+    def read_all(self) -> list[JournalEntry]:
+        """The whole journal, oldest first."""
+        return self.read(0, self.last_seq)
 
     def publish_forever(self, stop: threading.Event, on_return: Callable[[], None]) -> None:
         """Bring entries to the live store until `stop`; `on_return` runs after each time the store
@@ -122,7 +128,7 @@ class Outbox:
             threading.Event().wait(0.5)
             return sent
         entries = self.read(sent, BATCH)
-        return store.append(self._run, entries) if entries else sent
+        return store.append(self._run, entries, after=sent) if entries else sent
 
     def _recover(self) -> None:
         """Index an existing file; cut off a last line that a crash left unfinished."""
@@ -134,8 +140,8 @@ class Outbox:
                 if not line.endswith(b"\n"):
                     break
                 try:
-                    json.loads(line)
-                except ValueError:
+                    _decode(line)
+                except RecordError:
                     break
                 self._offsets.append(end)
                 end += len(line)
@@ -147,3 +153,12 @@ class Outbox:
     def close(self) -> None:
         with self._lock:
             self._file.close()
+
+
+def _decode(line: bytes) -> JournalEntry:
+    try:
+        packed = base64.b64decode(line.rstrip(b"\n"), validate=True)
+    except binascii.Error as error:
+        raise RecordError(f"not a journal line: {error}") from error
+    entry: JournalEntry = decode_packed(packed, JournalEntry)  # type: ignore[arg-type]
+    return entry

@@ -14,7 +14,9 @@ from runtime.plan.generation import GenerationPlan, ReplicaPlan
 from runtime.plan.ledger import Ledger
 from runtime.plan.manifest import Start
 from storage.records import (
+    Bucket,
     GenerationFormed,
+    JournalEntry,
     LedgerSpent,
     ReplicaMode,
     ReplicaState,
@@ -30,6 +32,17 @@ if TYPE_CHECKING:
 
 BASELINE_STEPS = 20
 RATE_STEPS = 10
+
+
+class _Replay:
+    """What a replay of the journal has gathered so far. open_steps: not in the ledger yet."""
+
+    def __init__(self) -> None:
+        self.totals: dict[Bucket, float] = {}
+        self.tokens = 0
+        self.open_steps: list[StepCommitted] = []
+        self.healthy = False
+        self.formed = 0
 
 
 class Progress:
@@ -51,7 +64,8 @@ class Progress:
         self._recent: deque[float] = deque(maxlen=RATE_STEPS)
         self._healthy: deque[float] = deque(maxlen=BASELINE_STEPS)
         self._replica_step_s: tuple[float, ...] = ()
-        self._rolled_until = 0
+        self._start = Start()
+        self._replay = _Replay()
 
     @property
     def expected_step_s(self) -> float:
@@ -77,12 +91,12 @@ class Progress:
         self._start = start
         self.start_step = self.committed = start.step
 
-    def started(self, config_json: str, now: float) -> None:
+    def started(self, config_json: str) -> None:
         self._outgoing.put(
             Record(
                 entry=RunStarted(
                     seq=0,
-                    at=now,
+                    at=self._started_at,
                     run=self._run,
                     name=self._config.name,
                     emulated=self._config.cluster.device == "emulated",
@@ -96,6 +110,59 @@ class Progress:
                 )
             )
         )
+
+    def replay(self, entry: JournalEntry) -> None:
+        """Take in an entry that an earlier controller wrote; `replayed` ends the sequence."""
+        replay = self._replay
+        if isinstance(entry, RunStarted):
+            self._started_at = entry.at
+        elif isinstance(entry, LedgerSpent):
+            replay.totals[entry.bucket] = (
+                replay.totals.get(entry.bucket, 0.0) + entry.end - entry.begin
+            )
+            replay.tokens += entry.tokens
+            replay.open_steps.clear()
+        elif isinstance(entry, GenerationFormed):
+            replay.healthy = all(
+                r.mode == "training" and len(r.live) == len(r.gpus) for r in entry.replicas
+            )
+            replay.formed = entry.generation
+        elif isinstance(entry, StepCommitted):
+            self.committed = entry.step + 1
+            self._replica_step_s = entry.replica_step_s
+            self.last = StepDone(
+                gpu="",
+                generation=entry.generation,
+                step=entry.step,
+                at=entry.at,
+                loss=entry.loss,
+                grad_norm=entry.grad_norm,
+                tokens=entry.tokens,
+                step_s=entry.step_s,
+                exposed_sync_s=entry.exposed_sync_s,
+                share_s=(),
+            )
+            replay.open_steps.append(entry)
+            if replay.healthy:
+                self._healthy.append(entry.step_s)
+
+    def replayed(self, now: float) -> None:
+        """Go on counting where the journal ends."""
+        replay, self._replay = self._replay, _Replay()
+        self.ledger = Ledger.restored(
+            self._started_at, replay.totals, tokens=replay.tokens, training=self.last is not None
+        )
+        for step in replay.open_steps:
+            if step.at > self.ledger.marked_at:
+                self.ledger.committed(
+                    step.at,
+                    self.ideal_step_s or step.step_s,
+                    tokens=step.tokens,
+                    step_s=step.step_s,
+                    healthy=replay.healthy,
+                )
+        self.formed = self.last is not None and self.last.generation == replay.formed
+        self.last_commit_at = now
 
     def failure(self, happened_at: float, now: float) -> None:
         self.ledger.failed(now, happened_at)

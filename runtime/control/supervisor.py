@@ -100,6 +100,8 @@ class Supervisor:
                 continue
             if not role.restarts:
                 gone.append(role)
+            elif role.code == 0:
+                continue
             elif role.next_start == 0.0:
                 pause = RESTART_S[min(role.deaths, len(RESTART_S) - 1)]
                 role.deaths, role.next_start = role.deaths + 1, now + pause

@@ -86,6 +86,8 @@ class Worker:
                 if parked >= item.generation:
                     continue
                 parked = item.generation
+            elif item.generation <= self._generation:
+                continue  # Told again after a reconnection.
             else:
                 self._train(item)
                 parked = item.generation
@@ -214,7 +216,8 @@ class Worker:
             if message.abort:
                 self._inbox.put(_Park(message.generation))
         elif isinstance(message, m.Save):
-            self._inbox.put(_SaveTo(message.folder))
+            if message.generation == self._generation:
+                self._inbox.put(_SaveTo(message.folder))
         elif isinstance(message, m.DeviceSpeed):
             with self._speed:
                 self._speed_value = max(message.speed, 1e-3)

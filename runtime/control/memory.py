@@ -1,0 +1,133 @@
+"""What a restarted controller must know to take over a run that goes on without it.
+
+The journal holds what happened (steps, ledger, proposals, decisions); a `Memory` beside it holds
+the little that it does not say; every plan has a file of its own. Pure: the controller reads and
+writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from runtime.control.fleet import Facts, WorkerStatus
+from runtime.plan.generation import GenerationPlan
+from runtime.plan.manifest import Start
+from storage.records import JournalEntry, Proposal, ProposalChanged, RunEnded
+
+if TYPE_CHECKING:
+    from runtime.control.coordinator import Coordinator
+
+
+class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU's worker as last seen."""
+
+    status: WorkerStatus
+    pid: int
+    slowness: float
+
+
+class ChangeMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The change under way, as in `coordinator.Change`; what ends the run is not kept."""
+
+    cause: str
+    planned: bool
+    began_at: float
+    proposal: str
+
+
+class AimMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica's aim, as in `succession.Aim`."""
+
+    replica: int
+    mode: str
+    live: tuple[int, ...]
+    num_samples: int
+    caps_w: tuple[float, ...]
+
+
+class DeskMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What the desk knows beside its proposals: what each stands and falls with, what was answered
+    with no, how many were opened, evidence by replica."""
+
+    facts: dict[str, Facts | None]
+    dismissed: tuple[Facts, ...]
+    opened: int
+    evidence: dict[int, list[tuple[float, str]]]
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """State of a coordinator beyond journal and plans. position: last command that was read."""
+
+    run: str
+    generation: int
+    phase: str
+    change: ChangeMemory
+    aims: tuple[AimMemory, ...]
+    gpus: dict[str, GpuMemory]
+    desk: DeskMemory
+    start: Start
+    position: str = ""
+
+
+def remember(coordinator: Coordinator, position: str) -> Memory:
+    """What to write down now."""
+    change = coordinator.change
+    return Memory(
+        run=coordinator.run,
+        generation=coordinator.number,
+        phase=coordinator.phase,
+        change=ChangeMemory(
+            cause=change.cause,
+            planned=change.planned,
+            began_at=change.began_at,
+            proposal=change.proposal,
+        ),
+        aims=tuple(
+            AimMemory(
+                replica=aim.replica,
+                mode=aim.mode,
+                live=aim.live,
+                num_samples=aim.num_samples,
+                caps_w=aim.caps_w,
+            )
+            for aim in coordinator.aims
+        ),
+        gpus={
+            view.gpu: GpuMemory(status=view.status, pid=view.pid, slowness=view.slowness)
+            for view in coordinator.fleet
+        },
+        desk=coordinator.desk.memory(),
+        start=coordinator.start,
+        position=position,
+    )
+
+
+def recall(
+    coordinator: Coordinator,
+    memory: Memory,
+    plans: Mapping[int, GenerationPlan],
+    entries: Iterable[JournalEntry],
+    now: float,
+) -> None:
+    """Bring a fresh coordinator to where the last one was, and go on from there.
+
+    Workers have gone on training meanwhile; their agents tell all they committed again. A
+    generation that was just forming cannot find its rendezvous any more: it is left for the next.
+    """
+    proposals: dict[str, Proposal] = {}
+    for entry in entries:
+        coordinator.progress.replay(entry)
+        if isinstance(entry, ProposalChanged):
+            proposals[entry.proposal.id] = entry.proposal
+        assert not isinstance(entry, RunEnded), "an ended run is not restored"
+    for gpu, seen in memory.gpus.items():
+        if gpu in coordinator.fleet:
+            view = coordinator.fleet[gpu]
+            view.status, view.pid, view.slowness = seen.status, seen.pid, seen.slowness
+            view.since = view.pulse_at = now
+    coordinator.progress.replayed(now)
+    coordinator.desk.recall(memory.desk, proposals)
+    coordinator.take_over(memory, plans, now)
