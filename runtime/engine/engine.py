@@ -6,7 +6,6 @@ belongs to one generation; it knows no store but the one rendezvous uses, and de
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections.abc import Callable
@@ -14,27 +13,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
 import torch
 
 from runtime.config import Config
 from runtime.engine.checkpoint import load_units, read_manifest, write_part
 from runtime.engine.data import Text
+from runtime.engine.entry import (
+    Seat,
+    Tools,
+    build_groups,
+    compare_members,
+    find_seat,
+    prepare_stepper,
+)
 from runtime.engine.group import Group
 from runtime.engine.groups import GroupBuilder
-from runtime.engine.model import SlotModel
 from runtime.engine.move import Moved, move_state
 from runtime.engine.optimizer import apply_step
 from runtime.engine.state import State, StateLayout
 from runtime.engine.step import Stepper, StepResult
-from runtime.engine.sync import DirectSync, bucket_elements
 from runtime.engine.watch import Watch
-from runtime.errors import DigestMismatch, PlanError, UserError
+from runtime.errors import PlanError, UserError
 from runtime.layout.move import MovePlan, move_plan
-from runtime.layout.sync import SyncGroup, buckets, canonical_units, member_replicas, sync_groups
-from runtime.layout.units import Held, held_units
+from runtime.layout.sync import canonical_units
+from runtime.layout.units import held_units
 from runtime.layout.work import slot_work
-from runtime.plan.generation import GenerationPlan, ReplicaPlan, Standing
+from runtime.plan.generation import GenerationPlan, Standing
 from runtime.plan.manifest import Part
 
 # An abandoned collective frees its thread after this many step deadlines; nothing waits for it.
@@ -65,17 +69,6 @@ class EnterReport:
     bytes_received: int
     bytes_sent: int
     num_groups: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Seat:
-    """This rank's place in a plan."""
-
-    rank: int
-    slot: int
-    replica: ReplicaPlan
-    first_rank: int
-    held: Held
 
 
 class Engine:
@@ -125,6 +118,7 @@ class Engine:
             timeout_s=max(_MIN_TIMEOUT_S, _TIMEOUT_DEADLINES * control.step_deadline_s),
             join_deadline_s=control.join_deadline_s,
         )
+        self._tools = Tools(config, self._text, self._watch, self._at)
         self._groups: list[Group] = []
         self._generation = 0
         self._layout_generation = 0
@@ -134,7 +128,7 @@ class Engine:
 
     @property
     def phase(self) -> str:
-        """ "compute", "collective", "commit", "move" or "idle"; safe to read from any thread."""
+        """One of compute, collective, commit, move, idle; safe to read from any thread."""
         return self._watch.phase
 
     def connect(self, host: str, port: int) -> None:
@@ -152,8 +146,9 @@ class Engine:
             DigestMismatch: members disagree on plan, configuration, text or applied steps.
             PlanError: a unit that nobody holds, or this GPU is no member.
         """
-        seat = _seat(self._config, plan, self._gpu)
-        moves = move_plan(self._config.model, plan)
+        model = self._config.model
+        seat = find_seat(model, plan, self._gpu)
+        moves = move_plan(model, plan)
         # Peers may still be inside the last collective of the generation we leave.
         left, self._groups, self._stepper = self._groups, [], None
         self._generation = plan.generation
@@ -161,18 +156,20 @@ class Engine:
         clock = _Laps()
         try:
             self._at("enter.groups")
-            world, replica, sync = self._build_groups(plan, seat)
+            groups = build_groups(self._builder, model, plan, seat)
+            self._groups = list(groups.every)
             clock.lap("groups")
             self._at("enter.agree")
-            self._agree(plan, world)
+            applied = self._settle(plan)
+            compare_members(self._config, self._text, applied, plan, groups.world)
             clock.lap("agree")
             self._at("enter.move")
-            moved = self._move(plan, moves, seat, world)
-            world.barrier()
+            moved = self._move(plan, moves, seat, groups.world)
+            groups.world.barrier()
             clock.lap("move")
             self._at("move.before_swap")
             self._state, self._layout_generation = moved.state, plan.generation
-            self._stepper = self._prepare(plan, seat, moved.state, world, replica, sync)
+            self._stepper = prepare_stepper(self._tools, plan, seat, moved.state, groups)
             self._plan = plan
             self._at("enter.ready")
             clock.lap("ready")
@@ -262,43 +259,6 @@ class Engine:
         self._builder.abandon(self._groups)
         self._groups = []
 
-    def _build_groups(
-        self, plan: GenerationPlan, seat: _Seat
-    ) -> tuple[Group, Group, dict[int, tuple[SyncGroup, Group]]]:
-        """World, replica and sync groups of this rank; the sync group of all ranks is the world."""
-        everyone = tuple(range(len(plan.members())))
-        slots = tuple(range(seat.first_rank, seat.first_rank + seat.replica.degree))
-        mine = [
-            group for group in sync_groups(self._config.model, plan) if seat.rank in group.ranks
-        ]
-        own = [group for group in mine if group.ranks != everyone]
-        wanted = [("world", everyone), (f"replica-{seat.replica.replica}", slots)]
-        wanted += [(f"sync-{group.index}", group.ranks) for group in own]
-        self._groups = self._builder.build(plan, wanted)
-        world, replica, *rest = self._groups
-        found = {group.index: (group, world) for group in mine}
-        found |= {group.index: (group, built) for group, built in zip(own, rest, strict=True)}
-        return world, replica, found
-
-    def _agree(self, plan: GenerationPlan, world: Group) -> None:
-        """Settle the pending step, then compare plan, configuration, text and steps over the world.
-
-        A rank that cannot go on says so in the comparison, so that all ranks fail alike.
-        """
-        mine = [_fingerprint(self._config), self._text.checksum, self._settle(plan)]
-        rows = world.all_gather(torch.tensor(mine, dtype=torch.int64, device=self._device)).tolist()
-        for member, row in zip(plan.members(), rows, strict=True):
-            for what, has, wants in zip(
-                ("configuration", "text", "applied step"),
-                row,
-                (*rows[0][:2], plan.applied_step),
-                strict=True,
-            ):
-                if has != wants:
-                    raise DigestMismatch(
-                        f"generation {plan.generation}: {what} of {member} is {has}, not {wants}"
-                    )
-
     def _settle(self, plan: GenerationPlan) -> int:
         """Apply or drop the pending step as the plan says; returns applied steps, -1 if lost."""
         source = next((s for s in plan.sources if s.gpu == self._gpu), None)
@@ -319,15 +279,15 @@ class Engine:
         state.synced = False
         return state.applied_step
 
-    def _move(self, plan: GenerationPlan, moves: MovePlan, seat: _Seat, world: Group) -> Moved:
+    def _move(self, plan: GenerationPlan, moves: MovePlan, seat: Seat, world: Group) -> Moved:
         fresh = State(
             StateLayout(self._config.model, seat.held),
             applied_step=plan.applied_step,
             device=self._device,
             dtype=self._dtype,
         )
-        if plan.roll_forward:
-            fresh.grad_norm = plan.roll_forward.grad_norm
+        if self._state is not None:
+            fresh.grad_norm = self._state.grad_norm
         if not plan.sources:
             if plan.checkpoint:
                 folder = Path(plan.checkpoint)
@@ -336,45 +296,6 @@ class Engine:
                 fresh.initialise(self._config.model, self._config.train.seed)
             return Moved(fresh, 0, 0)
         return move_state(self._config.model, moves, self._state, fresh, world)
-
-    def _prepare(
-        self,
-        plan: GenerationPlan,
-        seat: _Seat,
-        state: State,
-        world: Group,
-        replica: Group,
-        groups: dict[int, tuple[SyncGroup, Group]],
-    ) -> Stepper:
-        config = self._config
-        sync = DirectSync(
-            buckets(
-                config.model,
-                [group for group, _ in groups.values()],
-                bucket_elements(config.train.bucket_mb, self._dtype),
-            ),
-            {index: built for index, (_, built) in groups.items()},
-            state,
-        )
-        slot_model = None
-        if seat.replica.mode == "training":
-            slot_model = SlotModel(config.model, state, replica, config.train.seq_len)
-            slot_model.on_gradient(sync.ready)
-        return Stepper(
-            train=config.train,
-            plan=plan,
-            replica=seat.replica,
-            rank=seat.rank,
-            state=state,
-            model=slot_model,
-            sync=sync,
-            world=world,
-            text=self._text,
-            watch=self._watch,
-            counted=state.layout.spans(canonical_units(config.model, plan, seat.rank)),
-            reports_loss=seat.rank == seat.first_rank,
-            at=self._at,
-        )
 
 
 class _Laps:
@@ -389,23 +310,9 @@ class _Laps:
         self.seconds[name], self._last = now - self._last, now
 
 
-def _seat(config: Config, plan: GenerationPlan, gpu: str) -> _Seat:
-    for first_rank, replica in member_replicas(plan):
-        for position, slot in enumerate(replica.live):
-            if replica.gpus[slot] == gpu:
-                held = held_units(config.model, replica.holders, slot)
-                return _Seat(first_rank + position, slot, replica, first_rank, held)
-    raise PlanError(f"{gpu} is no member of generation {plan.generation}")
-
-
-def _fingerprint(config: Config) -> int:
-    """What all ranks must agree on; the text's path may differ, its bytes are compared."""
-    shared = (config.model, msgspec.structs.replace(config.train, text=""))
-    digest = hashlib.blake2b(msgspec.json.encode(shared), digest_size=7).digest()
-    return int.from_bytes(digest, "big")
-
-
 def _device(config: Config, gpu: str) -> torch.device:
     if config.cluster.device != "cuda":
         return torch.device("cpu")
-    return torch.device("cuda", int(gpu.rpartition("/")[2]) % torch.cuda.device_count())
+    device = torch.device("cuda", int(gpu.rpartition("/")[2]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device

@@ -50,6 +50,11 @@ class Group:
         self._direct = not watch.streamed and self.size <= _MAX_DIRECT_RANKS
         self._open: list[Work] = []
 
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors of this group's collectives must be."""
+        return torch.device("cuda" if self._watch.streamed else "cpu")
+
     def all_reduce(self, tensor: torch.Tensor, op: Op = "sum", *, on_host: bool = False) -> None:
         """In-place all-reduce; every member of the group must call it.
 
@@ -117,8 +122,7 @@ class Group:
 
     def barrier(self) -> None:
         """Return once every member has called it."""
-        device = "cuda" if self._watch.streamed else "cpu"
-        self.all_reduce(torch.zeros(1, device=device), on_host=True)
+        self.all_reduce(torch.zeros(1, device=self.device), on_host=True)
 
     def start_send(self, tensor: torch.Tensor, peer: int) -> Work:
         """Launch a send to group rank `peer`, which must post the matching receive."""

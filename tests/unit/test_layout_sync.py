@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +14,7 @@ from hypothesis import example, given, settings
 from runtime.config import ModelConfig
 from runtime.errors import PlanError
 from runtime.layout.sync import (
+    SyncGroup,
     buckets,
     canonical_units,
     holder_sets,
@@ -33,6 +36,7 @@ from runtime.plan.generation import GenerationPlan
 from tests.support.engine_layouts import mixed_plan, mixes, plan_of, replica_plan
 
 Ids = npt.NDArray[np.int64]
+Mutation = Callable[[tuple[SyncGroup, ...]], tuple[SyncGroup, ...]]
 
 
 def held_of_all(model: ModelConfig, plan: GenerationPlan) -> list[Held]:
@@ -55,11 +59,16 @@ def element_ids(model: ModelConfig, held: Held) -> list[Ids]:
     return shards
 
 
-def prove(model: ModelConfig, plan: GenerationPlan, max_elements: int) -> None:
+def prove(
+    model: ModelConfig,
+    plan: GenerationPlan,
+    max_elements: int,
+    mutate: Mutation = lambda groups: groups,
+) -> None:
     held = held_of_all(model, plan)
     shards = [element_ids(model, units) for units in held]
     contributions = [[np.zeros(shard.shape, np.int64) for shard in rank] for rank in shards]
-    groups = sync_groups(model, plan)
+    groups = mutate(sync_groups(model, plan))
     everywhere = buckets(model, groups, max_elements)
     for rank, units in enumerate(held):
         # What a rank derives from its own groups is its part of the one global order.
@@ -133,6 +142,41 @@ def test_every_element_meets_itself(mix: tuple[ModelConfig, GenerationPlan]) -> 
     model, plan = mix
     for max_elements in (40, 1 << 20):
         prove(model, plan, max_elements)
+
+
+def skip_a_unit(groups: tuple[SyncGroup, ...]) -> tuple[SyncGroup, ...]:
+    first = next(group for group in groups if group.units["mlp"])
+    units = first.units | {"mlp": first.units["mlp"][1:]}
+    return tuple(replace(g, units=units) if g is first else g for g in groups)
+
+
+def count_a_unit_twice(groups: tuple[SyncGroup, ...]) -> tuple[SyncGroup, ...]:
+    return (*groups, replace(groups[0], index=len(groups)))
+
+
+def forget_a_holder(groups: tuple[SyncGroup, ...]) -> tuple[SyncGroup, ...]:
+    return tuple(
+        replace(group, ranks=group.ranks[:-1]) if len(group.ranks) > 2 else group
+        for group in groups
+    )
+
+
+def give_units_to_the_wrong_owner(groups: tuple[SyncGroup, ...]) -> tuple[SyncGroup, ...]:
+    first, *between, last = (group for group in groups if group.units["mlp"])
+    swapped = {first.index: last.units, last.index: first.units}
+    assert between or first is not last
+    return tuple(replace(g, units=swapped.get(g.index, g.units)) for g in groups)
+
+
+@pytest.mark.parametrize(
+    "mutate", [skip_a_unit, count_a_unit_twice, forget_a_holder, give_units_to_the_wrong_owner]
+)
+def test_the_proof_catches_defects(mutate: Mutation) -> None:
+    model = ModelConfig()
+    plan = mixed_plan(model, [8, 8, 8], [range(8), SEVEN, (0, 2, 3, 6, 7)])
+    prove(model, plan, 1000)
+    with pytest.raises((AssertionError, IndexError)):
+        prove(model, plan, 1000, mutate)
 
 
 @given(mixes())
