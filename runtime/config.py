@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from runtime.errors import ConfigError
+from runtime.power.config import CurvePoints, PowerConfig, require_curve
 
 
 def _require(ok: bool, key: str, value: object, allowed: str) -> None:
@@ -137,6 +138,8 @@ class EmulatedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The emulated device (labelled `emulated` wherever it is shown).
 
     step_s: what a healthy step takes at the normal cap. Power in watts, temperature in Celsius.
+    curve: what the devices really do, as (power ratio, pace) points; () is the paper's fit. The
+    planner does not know it: that is `power.curve`.
     """
 
     step_s: float = 1.0
@@ -148,8 +151,10 @@ class EmulatedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     thermal_resistance_c_per_w: float = 0.037
     thermal_tau_s: float = 20.0
     throttle_c: float = 85.0
+    curve: CurvePoints = ()
 
     def __post_init__(self) -> None:
+        require_curve("curve", self.curve)
         _require(self.step_s >= 0, "step_s", self.step_s, "0 (as fast as the host) or more")
         _require(
             0 < self.min_cap_w <= self.normal_cap_w <= self.max_cap_w,
@@ -205,6 +210,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cluster: ClusterConfig = ClusterConfig()
     emulated: EmulatedConfig = EmulatedConfig()
     policy: PolicyConfig = PolicyConfig()
+    power: PowerConfig = PowerConfig()
     control: ControlConfig = ControlConfig()
 
     def __post_init__(self) -> None:
@@ -231,7 +237,26 @@ def load_config(path: Path | None) -> Config:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
-    return parse_config(data, origin=str(path))
+    return _with_curve(parse_config(data, origin=str(path)), path.parent)
+
+
+def _with_curve(config: Config, folder: Path) -> Config:
+    """The config with the curve file's points in it, so that a run's record needs no other file."""
+    if not config.power.curve_file:
+        return config
+    path = folder / config.power.curve_file
+    try:
+        points = tomllib.loads(path.read_text(encoding="utf-8")).get("curve")
+        power = msgspec.convert(
+            {**msgspec.structs.asdict(config.power), "curve": points, "curve_file": ""}, PowerConfig
+        )
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"power.curve_file {path}: {error}") from error
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"power.curve_file {path}: {error}; `counterpoise power calibrate` writes one"
+        ) from error
+    return msgspec.structs.replace(config, power=power)
 
 
 def parse_config(data: dict[str, object], *, origin: str) -> Config:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+
 from runtime.config import EmulatedConfig
 from runtime.errors import PlanError
-from runtime.power.curve import perf
-from runtime.power.port import CapError, PowerLimits, Reading
+from runtime.power.curve import PAPER, Curve, curve_of
+from runtime.power.port import CapOutOfRange, PowerLimits, Reading
 
 # Clocks of the emulated part when busy at the normal cap, and when idle (figures like a B200's).
 NORMAL_CLOCK_MHZ = 1665.0
@@ -60,16 +62,22 @@ def sustained_w(config: EmulatedConfig) -> float:
     return min(config.max_cap_w, max(config.min_cap_w, cool_w))
 
 
-def speed_at(config: EmulatedConfig, cap_w: float, slowness: float = 1.0) -> float:
+def speed_at(
+    config: EmulatedConfig, cap_w: float, slowness: float = 1.0, curve: Curve = PAPER
+) -> float:
     """Pace at `cap_w` below the throttle temperature; `slowness` 2.0 halves it."""
-    return perf(cap_w / config.normal_cap_w) / slowness
+    return curve.perf(cap_w / config.normal_cap_w) / slowness
 
 
 class EmulatedDevice:
     """State of one emulated GPU: cap, temperature and injected slowness. A `PowerBackend`."""
 
+    name = "emulated"
+    obstacle = ""
+
     def __init__(self, config: EmulatedConfig) -> None:
         self._config = config
+        self._curve = curve_of(config.curve)
         self._cap_w = config.normal_cap_w
         self._slowness = 1.0
         self._temp_c = steady_c(config, config.idle_w)
@@ -97,14 +105,11 @@ class EmulatedDevice:
         """Set the power cap.
 
         Raises:
-            CapError: outside the device's limits; the cap stands as it was.
+            CapOutOfRange: outside the device's limits; the cap stands as it was.
         """
         low, high = self._config.min_cap_w, self._config.max_cap_w
         if not low <= cap_w <= high:
-            raise CapError(
-                f"a power cap of {cap_w:g} W is outside the device's limits; "
-                f"choose {low:g} to {high:g} W"
-            )
+            raise CapOutOfRange(cap_w, low, high)
         self._cap_w = cap_w
 
     def set_slowness(self, factor: float) -> None:
@@ -119,7 +124,7 @@ class EmulatedDevice:
 
     def speed(self) -> float:
         """Pace relative to a healthy device at its normal cap, throttling included."""
-        return speed_at(self._config, self._cap_w, self._slowness) * self._throttle()
+        return speed_at(self._config, self._cap_w, self._slowness, self._curve) * self._throttle()
 
     def advance(self, dt_s: float, utilisation: float) -> Reading:
         """Let `dt_s` seconds pass at `utilisation` (0 to 1) and return the reading at their end.
@@ -136,7 +141,10 @@ class EmulatedDevice:
         return self._last
 
     def read(self) -> Reading:
-        return self._last
+        return msgspec.structs.replace(self._last, cap_w=self._cap_w)
+
+    def close(self) -> None:
+        """Nothing was opened."""
 
     def _throttle(self) -> float:
         return throttle(self._config, self._temp_c)
@@ -154,4 +162,5 @@ class EmulatedDevice:
             clock_mhz=IDLE_CLOCK_MHZ + (busy_mhz - IDLE_CLOCK_MHZ) * util,
             util=util,
             cap_w=self._cap_w,
+            throttled=self._temp_c > self._config.throttle_c,
         )
