@@ -68,7 +68,9 @@ def _decide(desk: Desk, coordinator: Coordinator, command: Decide, now: float) -
         code = "stale" if proposal.state == "stale" else "decided"
         code = "expired" if proposal.state == "expired" else code
         raise _Refused(code, f"proposal {proposal.id} is {proposal.state}: {proposal.state_reason}")
-    if command.generation != coordinator.number or proposal.generation != coordinator.number:
+    numbers = {command.generation, proposal.generation, coordinator.number}
+    if len(numbers) > 1 or not coordinator.takes_decisions:
+        desk.bump(proposal, max(proposal.revision, command.revision + 1))
         raise _Refused(
             "stale",
             f"proposal {proposal.id} was computed for generation {command.generation}; "
@@ -85,30 +87,34 @@ def _decide(desk: Desk, coordinator: Coordinator, command: Decide, now: float) -
             raise _Refused("invalid", f"{picked.title} is not possible: {picked.reason}")
     else:
         option = None
-    desk.decide(
-        coordinator,
-        proposal,
-        DecisionMade(
-            seq=0,
-            at=now,
-            run=proposal.run,
-            id=command.id,
-            proposal=proposal.id,
-            generation=proposal.generation,
-            verdict=command.verdict,
-            option=option,
-            who=command.who,
-            via=command.via,
-            reason=command.reason,
-        ),
-        revision=command.revision + 1,
+    decision = DecisionMade(
+        seq=0,
+        at=now,
+        run=proposal.run,
+        id=command.id,
+        proposal=proposal.id,
+        generation=proposal.generation,
+        verdict=command.verdict,
+        option=option,
+        who=command.who,
+        via=command.via,
+        reason=command.reason,
     )
+    # The live store counted the answer as a revision of its own; without one it is ours to count.
+    revision = max(proposal.revision, command.revision) + 1
+    try:
+        desk.decide(coordinator, proposal, decision, revision=revision)
+    except PlanError as error:
+        desk.bump(proposal, revision)
+        raise _Refused("stale", str(error)) from error
     return f"proposal {proposal.id} {command.verdict} by {command.who}"
 
 
 def _trigger(desk: Desk, coordinator: Coordinator, command: Trigger, now: float) -> str:
     if coordinator.plan is None:
         raise _Refused("invalid", "the run is still starting")
+    if not coordinator.takes_decisions:
+        raise _Refused("invalid", "the run is between two generations; ask again in a moment")
     try:
         comparison = compare(desk.situation(coordinator), command.replica, wanted=command.kind)
     except PlanError as error:
@@ -117,6 +123,7 @@ def _trigger(desk: Desk, coordinator: Coordinator, command: Trigger, now: float)
         raise _Refused(
             "invalid", f"{comparison.choice.title} is not possible: {comparison.choice.reason}"
         )
+    desk.supersede(command.replica, f"{command.who} asked for something else", now)
     proposal = desk.open(
         coordinator,
         command.replica,

@@ -173,6 +173,11 @@ class Coordinator:
         return self._change
 
     @property
+    def takes_decisions(self) -> bool:
+        """Whether the generation stands, so that a proposal for it can be answered."""
+        return self.phase in ("entering", "training") and self._finish is None
+
+    @property
     def led_here(self) -> Change:
         """Why the present generation was formed."""
         return self._led_here
@@ -211,6 +216,7 @@ class Coordinator:
             began_at=change.began_at,
             proposal=change.proposal,
         )
+        self._led_here = self._change
         self._event("controller_restarted", "warning", "the controller took the run over", now)
         if self.plan is None:
             return
@@ -226,6 +232,8 @@ class Coordinator:
         """A (re)connected agent may have missed the last order about the generation."""
         if self.plan is None:
             return
+        slowness = {view.gpu: view.slowness for view in self.fleet if view.slowness != 1.0}
+        self.order(m.SetDevice(caps_w=_caps(self.plan), slowness=slowness), host)
         if self.phase == "leaving":
             abort = not self._change.planned
             self.order(m.LeaveGeneration(generation=self._number, abort=abort), host)
@@ -243,7 +251,8 @@ class Coordinator:
             if view.host != hello.host:
                 continue
             pid = hello.workers.get(view.gpu)
-            if pid is None and view.status == "absent" and self.phase == "starting":
+            first = view.status == "absent" and self.phase == "starting"
+            if pid is None and (first or view.status == "starting"):
                 missing.append(view.gpu)
                 view.status, view.since = "starting", now
             elif pid is None and view.status == "alive":
@@ -329,9 +338,7 @@ class Coordinator:
         leaving, before = self.phase == "leaving", self._change
         if leaving and not before.planned:
             # All are on their way out already; what began it stays the beginning.
-            change = replace(
-                change, planned=False, began_at=min(change.began_at, before.began_at)
-            )
+            change = replace(change, planned=False, began_at=min(change.began_at, before.began_at))
         if leaving and before.proposal and before.proposal != change.proposal:
             self.desk.interrupted(before.proposal, change.cause, now)
         self._change = change
@@ -433,8 +440,10 @@ class Coordinator:
         self._parts = {}
         self._folder = f"{self._checkpoints}/step-{self.progress.committed:08d}"
         self._set_phase("saving", now)
-        if any(view.standing is None or view.standing.applied_step != self.progress.committed
-               for view in self._living_members()):
+        if any(
+            view.standing is None or view.standing.applied_step != self.progress.committed
+            for view in self._living_members()
+        ):
             self._give_up_saving("a failure left the ranks a step apart", now)
             return
         self.order(m.Save(generation=self._number, folder=self._folder))

@@ -51,6 +51,8 @@ class Desk:
         self._proposals: dict[str, Proposal] = {}
         self._facts: dict[str, Facts | None] = {}
         self._dismissed: set[Facts] = set()
+        # What will have been dismissed once the change under way is through.
+        self._after_change: set[Facts] = set()
         self._evidence: dict[int, list[tuple[float, str]]] = {}
         self._opened = 0
         self.followup = Followup(config)
@@ -58,15 +60,12 @@ class Desk:
     # what the coordinator asks ---------------------------------------------------------------
 
     def fit_aims(self, coordinator: Coordinator, now: float) -> list[Aim]:
-        """The shape to go to now: the one decided on if all its slots live, else the survivors'.
+        """The shape to go to now: the one decided on if any, else the survivors'.
 
         Raises:
             PlanError: no replica has a live slot.
         """
-        fleet = coordinator.fleet
-        if coordinator.change.proposal and all(
-            set(aim.live) <= set(fleet.alive(aim.replica)) for aim in coordinator.aims
-        ):
+        if coordinator.change.proposal:
             return coordinator.aims
         situation = self.situation(coordinator)
         aims = [aim_for(target) for target in leave_out(situation)]
@@ -78,6 +77,10 @@ class Desk:
                 now,
             )
         return aims
+
+    def can_go_to(self, coordinator: Coordinator, aims: Sequence[Aim]) -> bool:
+        """Whether every slot of the shape `aims` has a living worker."""
+        return all(set(aim.live) <= set(coordinator.fleet.alive(aim.replica)) for aim in aims)
 
     def situation(self, coordinator: Coordinator) -> Situation:
         return situation_of(coordinator, self.followup)
@@ -99,7 +102,7 @@ class Desk:
         """What to write down beside the proposals, which are in the journal."""
         return DeskMemory(
             facts=dict(self._facts),
-            dismissed=tuple(sorted(self._dismissed)),
+            dismissed=tuple(sorted(self._dismissed | self._after_change)),
             opened=self._opened,
             evidence={replica: list(found) for replica, found in self._evidence.items()},
         )
@@ -137,7 +140,7 @@ class Desk:
 
     def refresh(self, coordinator: Coordinator, now: float) -> None:
         """Let proposals lapse whose facts are gone, and open those that are due."""
-        if coordinator.plan is None or coordinator.ended is not None:
+        if coordinator.plan is None or not coordinator.takes_decisions:
             return
         facts = {r.replica: _facts(coordinator, r.replica) for r in coordinator.plan.replicas}
         for proposal in [p for p in self._proposals.values() if p.state == "open"]:
@@ -147,9 +150,24 @@ class Desk:
                 self._move(proposal, "stale", now, why)
             elif about is not None and about != facts[proposal.replica]:
                 self._move(proposal, "stale", now, "the replica's GPUs changed since")
+        # What was dismissed may be asked again once the facts changed, even if they change back.
+        self._dismissed |= self._after_change
+        self._after_change = set()
+        self._dismissed &= set(facts.values())
         for replica, about in facts.items():
             if self._is_due(about) and not self._has_open(replica):
                 self._open(coordinator, replica, about, now)
+
+    def lapse(self, why: str, now: float) -> None:
+        """The generation is over: nothing that was computed for it can be answered any more."""
+        for proposal in [p for p in self._proposals.values() if p.state == "open"]:
+            self._move(proposal, "stale", now, why)
+
+    def supersede(self, replica: int, why: str, now: float) -> None:
+        """Make room for another proposal for `replica`."""
+        for proposal in [p for p in self._proposals.values() if p.state == "open"]:
+            if proposal.replica == replica:
+                self._move(proposal, "stale", now, why)
 
     def tick(self, coordinator: Coordinator, now: float) -> None:
         """Expire proposals and carry out what policy answers."""
@@ -158,24 +176,28 @@ class Desk:
                 self._move(proposal, "expired", now, "nobody answered in time")
                 self.refresh(coordinator, now)
             elif proposal.auto_at is not None and now >= proposal.auto_at:
-                self.decide(
-                    coordinator,
-                    proposal,
-                    DecisionMade(
-                        seq=0,
-                        at=now,
-                        run=self._run,
-                        id=f"policy-{proposal.id}",
-                        proposal=proposal.id,
-                        generation=proposal.generation,
-                        verdict="approved",
-                        option=proposal.recommended,
-                        who="policy",
-                        via="policy",
-                        reason="automatic by policy",
-                    ),
-                    revision=proposal.revision + 1,
-                )
+                # An answer to one of them may have ended the generation of the others.
+                if coordinator.takes_decisions and self._proposals[proposal.id].state == "open":
+                    self._decide_by_policy(coordinator, proposal, now)
+
+    def _decide_by_policy(self, coordinator: Coordinator, proposal: Proposal, now: float) -> None:
+        decision = DecisionMade(
+            seq=0,
+            at=now,
+            run=self._run,
+            id=f"policy-{proposal.id}",
+            proposal=proposal.id,
+            generation=proposal.generation,
+            verdict="approved",
+            option=proposal.recommended,
+            who="policy",
+            via="policy",
+            reason="automatic by policy",
+        )
+        try:
+            self.decide(coordinator, proposal, decision, revision=proposal.revision + 1)
+        except PlanError as error:
+            self._event("planning_failed", str(error), coordinator.number, now)
 
     def command(self, coordinator: Coordinator, command: Command, now: float) -> None:
         answer_command(self, coordinator, command, now, self._outgoing)
@@ -252,9 +274,21 @@ class Desk:
         *,
         revision: int,
     ) -> None:
-        """Carry out a valid answer to an open proposal; `revision` is that of the answered form."""
+        """Carry out a valid answer to an open proposal; `revision` is that of the answered form.
+
+        Raises:
+            PlanError: what was approved cannot be done any more; the proposal is stale.
+        """
+        aims: list[Aim] = []
+        if decision.option is not None:
+            option = proposal.options[decision.option]
+            try:
+                aims = [aim_for(target) for target in targets(self.situation(coordinator), option)]
+            except PlanError as error:
+                self._move(proposal, "stale", decision.at, str(error))
+                self.refresh(coordinator, decision.at)
+                raise
         self._outgoing.put(Record(entry=decision))
-        about = self._facts.get(proposal.id)
         answered = msgspec.structs.replace(
             proposal,
             state=decision.verdict,
@@ -265,17 +299,20 @@ class Desk:
             state_reason=decision.reason,
         )
         self._put(answered)
-        if decision.verdict == "rejected":
+        about = self._facts.get(proposal.id)
+        if decision.option is None:
             self._dismiss(about)
+            self.refresh(coordinator, decision.at)
             return
-        assert decision.option is not None
-        option = proposal.options[decision.option]
-        aims = [aim_for(target) for target in targets(self.situation(coordinator), option)]
         if option.kind in ("carry_on", "drop"):
             self._dismiss(about or _facts(coordinator, proposal.replica))
         if aims == coordinator.aims:
             self._move(answered, "applied", decision.at, "nothing had to change")
             return
+        if option.kind == "drop":
+            aim = aims[proposal.replica]
+            alive = coordinator.fleet.alive(proposal.replica)
+            self._after_change.add((proposal.replica, aim.mode, aim.live, alive))
         self._move(answered, "applying", decision.at, "waiting for the step boundary")
         coordinator.change_shape(
             aims,
@@ -290,7 +327,8 @@ class Desk:
 
     def bump(self, proposal: Proposal, revision: int) -> None:
         """Write a proposal once more above `revision`, which the store holds against our word."""
-        self._put(msgspec.structs.replace(proposal, revision=revision + 1))
+        newest = self._proposals.get(proposal.id, proposal)
+        self._put(msgspec.structs.replace(newest, revision=max(newest.revision, revision) + 1))
 
     def interrupted(self, proposal_id: str, cause: str, now: float) -> None:
         """The change of an approved proposal did not come to its first step."""
@@ -300,7 +338,7 @@ class Desk:
 
     def formed(self, coordinator: Coordinator, at: float) -> None:
         """A generation committed its first step: what was decided for it is applied."""
-        proposal = self._proposals.get(coordinator.change.proposal)
+        proposal = self._proposals.get(coordinator.led_here.proposal)
         if proposal is None or proposal.is_final:
             return
         outcome = self.followup.begin(proposal, coordinator.number, at)

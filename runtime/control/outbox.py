@@ -160,5 +160,5 @@ def _decode(line: bytes) -> JournalEntry:
         packed = base64.b64decode(line.rstrip(b"\n"), validate=True)
     except binascii.Error as error:
         raise RecordError(f"not a journal line: {error}") from error
-    entry: JournalEntry = decode_packed(packed, JournalEntry)  # type: ignore[arg-type]
+    entry: JournalEntry = decode_packed(packed, JournalEntry)
     return entry
