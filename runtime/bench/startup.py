@@ -23,6 +23,7 @@ from runtime.bench.leftover import processes_of
 from runtime.bench.page import open_browser, wait_until_rendered
 from runtime.control.supervisor import dashboard_answers, free_port
 from runtime.errors import CounterpoiseError
+from storage.history.queries import History
 from storage.live.port import LiveStoreDown
 from storage.live.redis_store import RedisStore
 from storage.settings import DATABASE_VARIABLE, HOME_VARIABLE, REDIS_VARIABLE, Settings
@@ -49,6 +50,7 @@ def measure(say: Say) -> dict[str, Any]:
         finally:
             up.end()
         left_over = processes_of(HOME_VARIABLE, str(home))
+        recorded_as = _recorded_as(Settings.from_env(_environment(home)))
     return {
         "first_commit_s": round(first_commit_s, 2),
         "dashboard_s": round(dashboard_s, 2),
@@ -56,6 +58,7 @@ def measure(say: Say) -> dict[str, Any]:
         "health_s": round(health_s, 2),
         "stop_s": round(stop_s, 2),
         "exit_code": exit_code,
+        "recorded_as": recorded_as,
         "leftover_processes": len(left_over),
         "leftover": left_over,
     }
@@ -68,6 +71,15 @@ def _environment(home: Path) -> dict[str, str]:
     for name in (REDIS_VARIABLE, DATABASE_VARIABLE, "PYTHONDONTWRITEBYTECODE"):
         environment.pop(name, None)
     return environment
+
+
+def _recorded_as(settings: Settings) -> str:
+    """Status of the run in the history once all is over; "" when there is none."""
+    history = History.open(settings.database_url)
+    try:
+        return next((run.status for run in history.list_runs(limit=1)), "")
+    finally:
+        history.close()
 
 
 class _Up:

@@ -14,7 +14,7 @@ import click
 from runtime.bench.benchmark import Benchmark
 from runtime.bench.registry import BENCHMARKS
 from runtime.commands.common import json_option, print_json, print_table
-from runtime.errors import UserError
+from runtime.errors import CounterpoiseError, UserError
 
 
 @click.command()
@@ -43,8 +43,11 @@ def bench(name: str | None, list_names: bool, as_json: bool) -> None:
         raise UserError(f"{given}; there are: {', '.join(BENCHMARKS)}")
     benchmark = BENCHMARKS[name]
     began = time.monotonic()
-    with _orderly_end():
-        figures = benchmark.measure(lambda line: click.echo(f"  {line}", err=True))
+    try:
+        with _orderly_end():
+            figures = benchmark.measure(lambda line: click.echo(f"  {line}", err=True))
+    except CounterpoiseError as error:
+        raise click.ClickException(f"{name} could not be measured: {error}") from error
     figures["bench_s"] = round(time.monotonic() - began, 1)
     if as_json:
         print_json(figures)

@@ -22,6 +22,9 @@ from runtime.errors import CounterpoiseError
 from storage.live.port import LiveStore
 from storage.records import Command
 
+# How often a wait looks whether the controller is still there.
+LOOK_S = 0.5
+
 
 class LocalRun:
     """Context manager around one run on this machine.
@@ -100,7 +103,7 @@ class LocalRun:
         """The first journal entry or command answer (from index `after` on) that `wanted` accepts.
 
         Raises:
-            CounterpoiseError: none came within `deadline_s`.
+            CounterpoiseError: none came within `deadline_s`, or none can come any more.
         """
         deadline = time.monotonic() + deadline_s
         with self._arrived:
@@ -110,10 +113,13 @@ class LocalRun:
                         return entry
                 after = len(self.entries)
                 left = deadline - time.monotonic()
-                if left <= 0 or not self._arrived.wait(left):
+                if left <= 0:
                     raise CounterpoiseError(
                         f"nothing of the kind within {deadline_s:g} s; last: {self.entries[-3:]}"
                     )
+                if not self._threads[0].is_alive():
+                    raise CounterpoiseError(f"the controller ended; last: {self.entries[-3:]}")
+                self._arrived.wait(min(left, LOOK_S))
 
     def _observe(self, entry: object) -> None:
         with self._arrived:

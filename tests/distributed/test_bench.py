@@ -43,5 +43,6 @@ def test_startup_leaves_nothing_running() -> None:
     figures = startup.measure(silent)
     assert figures["exit_code"] == 0
     assert figures["leftover"] == []
+    assert figures["recorded_as"] == "stopped"
     assert 0 < figures["health_s"] <= figures["dashboard_s"]
     assert figures["first_commit_s"] > 0
