@@ -6,6 +6,7 @@ One dashboard serves the module; every test has a run of its own and names it in
 from __future__ import annotations
 
 import itertools
+import re
 import tempfile
 import time
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ PHONE = {"width": 390, "height": 844}
 HARMLESS = ("the server responded with a status of 404",)
 
 _numbers = itertools.count(1)
+expect.set_options(timeout=DEADLINE_MS)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +99,7 @@ def watch_console(page: Page) -> list[str]:
 
 def visit(page: Page, dashboard: Dashboard, path: str, feeder: Feeder, more: str = "") -> None:
     page.goto(f"{dashboard.url}/{path}?run={feeder.run}{more}")
-    expect(page.locator(".strip .name")).to_have_text(feeder.name, timeout=DEADLINE_MS)
+    expect(page.locator(".strip .name")).to_have_text(feeder.name)
 
 
 def step_of(page: Page) -> int:
@@ -114,6 +116,20 @@ def dialog(page: Page) -> Locator:
     return page.get_by_role("dialog")
 
 
+def confirm(page: Page, label: str, *, clicks: int = 1) -> None:
+    """Confirm in the dialog and see it close; again where a busy machine's Redis was too slow."""
+    button = dialog(page).get_by_role("button", name=label, exact=True)
+    slow = dialog(page).get_by_text("Not sent")
+    for _ in range(3):
+        button.click(click_count=clicks)
+        services.wait_until(
+            lambda: dialog(page).count() == 0 or slow.count() > 0, 15.0, "the answer to a click"
+        )
+        if dialog(page).count() == 0:
+            return
+    pytest.fail("Redis was too slow three times")
+
+
 def test_nothing_runs_teaches_three_commands(
     page: Page, dashboard: Dashboard, server: services.RedisServer
 ) -> None:
@@ -122,9 +138,9 @@ def test_nothing_runs_teaches_three_commands(
     client.close()
     page.goto(dashboard.url)
     for command in ("./run up", "counterpoise train --config run.toml", "counterpoise --help"):
-        expect(page.get_by_text(command)).to_be_visible(timeout=DEADLINE_MS)
+        expect(page.get_by_text(command)).to_be_visible()
     page.goto(f"{dashboard.url}/history")
-    expect(page.get_by_text("There is no history yet")).to_be_visible(timeout=DEADLINE_MS)
+    expect(page.get_by_text("There is no history yet")).to_be_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -172,8 +188,7 @@ def test_a_gpu_is_lost_and_the_replica_shrunk(
 ) -> None:
     visit(page, dashboard, "racks", feeder, "&gpu=r1/3")
     page.get_by_role("button", name="Inject fault").click()
-    dialog(page).get_by_role("button", name="Inject", exact=True).click()
-    expect(dialog(page)).to_have_count(0)
+    confirm(page, "Inject")
     expect(page.locator(".legend").first).to_contain_text("failed 1")
     page.get_by_role("link", name="Overview").click()
     expect(page.locator(".chip", has_text="running degraded")).to_be_visible()
@@ -193,8 +208,7 @@ def test_a_gpu_is_lost_and_the_replica_shrunk(
     # A double click counts once
     page.get_by_role("button", name="Approve…").click()
     expect(dialog(page).get_by_role("button", name="Cancel")).to_be_focused()
-    dialog(page).get_by_role("button", name="Approve").dblclick()
-    expect(dialog(page)).to_have_count(0)
+    confirm(page, "Approve", clicks=2)
     expect(page.locator(".chip", has_text="applied, verified by the runtime")).to_be_visible()
     expect(page.get_by_text("Actual, measured over 4 steps")).to_be_visible()
     decisions = [one for one in feeder.entries if isinstance(one, DecisionMade)]
@@ -215,7 +229,7 @@ def test_stale_cannot_be_approved_and_says_why(
     dialog(page).get_by_role("button", name="Approve").click()
     expect(dialog(page)).to_contain_text("Refused, it is stale")
     expect(dialog(page).get_by_role("button", name="Approve")).to_be_disabled()
-    dialog(page).get_by_role("button", name="Close").click()
+    dialog(page).get_by_text("Close", exact=True).click()
     expect(page.get_by_role("button", name="Approve…")).to_have_count(1)
 
 
@@ -233,7 +247,7 @@ def test_a_click_on_a_cell_shows_the_gpu(page: Page, dashboard: Dashboard, feede
     expect(canvas).to_be_visible()
     canvas.click(position={"x": 30, "y": 80})
     expect(page.get_by_role("heading", name="GPU r0/0")).to_be_visible()
-    expect(page).to_have_url(lambda url: "gpu=r0" in url)
+    expect(page).to_have_url(re.compile(r"gpu=r0"))
     page.get_by_text("Temperature", exact=True).first.click()
     await_ticks(page, 2)
     expect(page.get_by_role("heading", name="GPU r0/0")).to_be_visible()
@@ -248,10 +262,10 @@ def test_redis_dies_and_comes_back(
 ) -> None:
     visit(page, dashboard, "", feeder)
     server.kill()
-    expect(page.get_by_text("the run goes on; reconnecting")).to_be_visible(timeout=DEADLINE_MS)
+    expect(page.get_by_text("the run goes on; reconnecting")).to_be_visible()
     expect(page.locator(".tile .value").first).to_be_visible()
     server.start()
-    expect(page.locator(".banner")).to_have_count(0, timeout=DEADLINE_MS)
+    expect(page.locator(".banner")).to_have_count(0)
     await_ticks(page, 2)
 
 
@@ -275,7 +289,7 @@ def test_history_of_a_stopped_run_with_redis_away(
     try:
         page.goto(f"{dashboard.url}/history")
         page.get_by_text(f"{feeder.name} ({feeder.run})").click()
-        expect(page).to_have_url(lambda url: f"run={feeder.run}" in url)
+        expect(page).to_have_url(re.compile(f"run={feeder.run}"))
         expect(page.locator(".sum")).to_contain_text("Sum of the buckets")
         words = page.locator(".sum").inner_text().rstrip(".")
         parts, wall = words.removeprefix("Sum of the buckets ").split(", wall time ")
@@ -296,7 +310,7 @@ def test_dashboard_dies_and_comes_back(
     visit(page, dashboard, "", feeder)
     dashboard.kill()
     silent = page.get_by_text("The dashboard has not answered for")
-    expect(silent).to_be_visible(timeout=DEADLINE_MS)
+    expect(silent).to_be_visible()
     dashboard.start()
     expect(silent).to_have_count(0, timeout=60_000)
     await_ticks(page, 2)

@@ -134,7 +134,7 @@ class Feeder:
         """The run ends; the thread stops."""
         self.stop()
         self.ended = status
-        self.clock = time.time()
+        self._spend("unknown", max(0.0, time.time() - self.clock))
         self._append(
             RunEnded(seq=self._next(), at=self.clock, run=self.run, status=status, reason=reason)
         )
