@@ -20,6 +20,7 @@ from runtime.layout.takeover import home_holders
 from runtime.layout.work import work_by_slot
 from runtime.plan.batch import apportion
 from runtime.plan.generation import Holders
+from runtime.power.curve import curve_of
 from runtime.power.emulated import share_s, speed_at
 
 
@@ -127,14 +128,14 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         if not load.live:
             return math.inf
         emulated = msgspec.structs.replace(self.config.emulated, step_s=self.base_step_s)
-        loads = self.loads_by_slot(load)
+        loads, curve = self.loads_by_slot(load), curve_of(self.config.power.curve)
         return max(
             share_s(
                 emulated,
                 loads[slot],
                 1,
                 self.healthy_samples,
-                speed_at(emulated, load.caps_w[slot]),
+                speed_at(emulated, load.caps_w[slot], curve=curve),
             )
             for slot in load.live
         )

@@ -104,6 +104,8 @@ def _shrink_obstacle(situation: Situation, subject: ReplicaSituation, kind: Acti
     if not subject.dead:
         return f"{name} has no dead slot"
     boosted = any(cap_w > situation.normal_cap_w for cap_w in subject.caps_w)
+    if kind == "shrink_boost" and situation.no_boost:
+        return situation.no_boost
     if kind == "shrink" and subject.trains and not boosted:
         return f"{name} already trains with {share_of(subject, subject.live)}"
     return ""
@@ -268,6 +270,8 @@ def _rack_power(situation: Situation, subject: ReplicaSituation, load: ReplicaLo
             min_w=emulated.min_cap_w, normal_w=emulated.normal_cap_w, max_w=sustained_w(emulated)
         ),
         budget_w=situation.rack(subject).power_budget_w,
+        dead_slot_w=situation.dead_slot_w,
+        curve=situation.config.power.curve,
     )
 
 

@@ -80,12 +80,19 @@ class ReplicaSituation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole run as the planner sees it. replicas[i] is replica i."""
+    """The whole run as the planner sees it. replicas[i] is replica i.
+
+    config: with the rack budgets and device limits that stand now. dead_slot_w: what the GPU of a
+    dead slot keeps of its rack's budget.
+    no_boost: why no cap can be raised at all (no permission, read-only), "" when it can.
+    """
 
     config: Config
     replicas: tuple[ReplicaSituation, ...]
     calibration: Calibration = Calibration()
     costs: Costs = Costs()
+    dead_slot_w: float = 0.0
+    no_boost: str = ""
 
     @property
     def model(self) -> CostModel:

@@ -1,8 +1,9 @@
-"""The governor: the least boost that brings a reduced replica to pace, within a rack's power.
+"""The power plan: the least boost that brings a reduced replica to pace, within a rack's power.
 
-Pure. Never plans above the rack's budget or a device's limits; what power cannot cover is left to
-the batch plan. Equal work gives equal caps; where whole heads and blocks load slots unevenly, watts
-go to the slots that hold the others up.
+Pure; the model's word, which `feedback` corrects by measurements. Never plans above the rack's
+budget or a device's limits; what power cannot cover is left to the batch plan. Equal work gives
+equal caps; where whole heads and blocks load slots unevenly, watts go to the slots that hold the
+others up.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from runtime.errors import PlanError
-from runtime.power.curve import PEAK_PERF, perf, power_for
+from runtime.power.curve import Curve, curve_of
 from runtime.power.port import PowerLimits
 
 LimitedBy = Literal["", "budget", "device"]
@@ -25,22 +26,32 @@ _ROUNDING_W = 1e-6
 
 
 class RackPower(msgspec.Struct, frozen=True, kw_only=True):
-    """One rack as the governor sees it.
+    """One rack as the power plan sees it.
 
     loads: per slot, the work it does times its slowness, relative to a healthy slot (0.0: trains
         nothing). live: slots that draw power; dead ones draw none.
     budget_w: limit for the sum of caps; 0 means the normal cap of every slot, dead ones included,
         so that their share is what a boost can spend.
+    dead_slot_w: what a dead slot's GPU keeps of the budget (0: a dead GPU draws nothing).
+    curve: points of the curve to plan by; () is the paper's fit.
     """
 
     loads: tuple[float, ...]
     live: tuple[int, ...]
     limits: PowerLimits
     budget_w: float = 0.0
+    dead_slot_w: float = 0.0
+    curve: tuple[tuple[float, float], ...] = ()
 
     @property
     def available_w(self) -> float:
-        return self.budget_w if self.budget_w > 0.0 else len(self.loads) * self.limits.normal_w
+        """Watts for the caps of the live slots."""
+        whole_w = self.budget_w if self.budget_w > 0.0 else len(self.loads) * self.limits.normal_w
+        return whole_w - self.dead_slot_w * (len(self.loads) - len(self.live))
+
+    @property
+    def paces(self) -> Curve:
+        return curve_of(self.curve)
 
 
 class CapPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +102,7 @@ def plan_caps(rack: RackPower, target_pace: float = 1.0) -> CapPlan:
     loads = sorted({rack.loads[slot] for slot in rack.live} - {0.0})
     if not loads:
         return CapPlan(caps_w=_spread(rack, base_w, {}), pace=0.0)
-    top = min(perf(rack.limits.max_w / rack.limits.normal_w) / load for load in loads)
+    top = min(rack.paces.perf(rack.limits.max_w / rack.limits.normal_w) / load for load in loads)
     goal = min(target_pace, top)
     caps = _caps_for(rack, loads, base_w, goal)
     limited_by: LimitedBy = "device" if top < target_pace else ""
@@ -105,7 +116,7 @@ def plan_caps(rack: RackPower, target_pace: float = 1.0) -> CapPlan:
             else:
                 high = middle
         caps = _caps_for(rack, loads, base_w, low)
-    pace = min(perf(caps[load] / rack.limits.normal_w) / load for load in loads)
+    pace = min(rack.paces.perf(caps[load] / rack.limits.normal_w) / load for load in loads)
     if limited_by == "" and base_w < rack.limits.normal_w and pace < target_pace - 1e-6:
         limited_by = "budget"
     return CapPlan(caps_w=_spread(rack, base_w, caps), pace=pace, limited_by=limited_by)
@@ -117,7 +128,7 @@ def _caps_for(
     """Cap per distinct load for `pace`: whole watts, at least `base_w`, at most the limit."""
     caps = {}
     for load in loads:
-        need_w = rack.limits.normal_w * power_for(min(pace * load, PEAK_PERF))
+        need_w = rack.limits.normal_w * rack.paces.power_for(min(pace * load, rack.paces.peak))
         whole_w = float(math.ceil(need_w - _ROUNDING_W))
         caps[load] = max(base_w, min(rack.limits.max_w, whole_w))
     return caps

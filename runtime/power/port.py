@@ -1,7 +1,7 @@
 """The port to a GPU's power: what a backend reads and sets, whatever device is behind it.
 
-Leaves: `runtime.power.emulated.EmulatedDevice`, and `nvml` and `dry_run` in runtime/power/backends/.
-Only the agent and `counterpoise power calibrate` open one. Watts, degrees Celsius, MHz.
+Leaves: `runtime.power.emulated.EmulatedDevice`, and those in runtime/power/backends/. Only the
+agent and `counterpoise power calibrate` open one. Watts, degrees Celsius, MHz.
 """
 
 from __future__ import annotations

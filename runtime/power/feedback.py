@@ -1,0 +1,135 @@
+"""The governor's feedback: trims a rack's boost until its slots keep the healthy pace, no further.
+
+Pure, without a clock: step shares come in, wished caps go out. It starts from the planner's caps
+and then believes measurements alone, slot by slot, so neither a wrong curve nor GPUs that differ
+mislead it. Budget, limits, heat and ramp are the ledger's; what it granted comes back by `granted`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from runtime.power.port import PowerLimits
+
+Floats = npt.NDArray[np.float64]
+
+
+class TrimRule(msgspec.Struct, frozen=True, kw_only=True):
+    """How a boost is trimmed.
+
+    steps: shares measured for one decision (their median counts); settle: steps left out before,
+        because they ran at the old caps in part.
+    late: a slot that takes this much longer than the reference gets watts; early: one that is this
+        much sooner gives some back, after `patience` such decisions in a row.
+    largest: most that one trim changes a cap by, as a share of it.
+    """
+
+    steps: int = 3
+    settle: int = 1
+    late: float = 0.015
+    early: float = 0.03
+    patience: int = 2
+    largest: float = 0.06
+
+
+class Governor:
+    """Feedback on the boost of one rack.
+
+    Args:
+        limits: of the rack's devices. floor_w: cap of a live slot without boost.
+        planned_w: the planner's caps per slot, 0 for slots that do not train.
+    """
+
+    def __init__(
+        self,
+        limits: PowerLimits,
+        planned_w: Sequence[float],
+        *,
+        floor_w: float,
+        rule: TrimRule | None = None,
+    ) -> None:
+        self._limits = limits
+        self._rule = rule or TrimRule()
+        self.floor_w = floor_w
+        self.wanted_w: Floats = np.asarray(planned_w, dtype=np.float64).copy()
+        self._live = self.wanted_w > 0.0
+        self._granted_w: Floats = self.wanted_w.copy()
+        self._window: list[Floats] = []
+        self._to_skip = self._rule.settle
+        self._early = 0
+        self.lag = 0.0
+
+    @property
+    def boosts(self) -> bool:
+        return bool((self.wanted_w > self._limits.normal_w + 0.5).any())
+
+    @property
+    def short(self) -> bool:
+        """The rack is late although it has asked for more than it was granted: power cannot cover
+        it, the batch plan has to."""
+        return self.lag > self._rule.late and self._held_back()
+
+    def granted(self, caps_w: Sequence[float]) -> None:
+        """The ledger's word on what the devices enforce now; measuring starts anew if it moved."""
+        caps = np.asarray(caps_w, dtype=np.float64)
+        if np.abs(caps - self._granted_w)[self._live].max(initial=0.0) > 0.5:
+            self._granted_w = caps.copy()
+            self._begin_window()
+
+    def observe(self, share_s: Sequence[float], reference_s: float) -> Floats | None:
+        """Take every slot's share of one step; new wishes when a trim is due.
+
+        Args:
+            share_s: seconds per slot; what is not live is ignored.
+            reference_s: the share to keep pace with.
+        """
+        if reference_s <= 0.0 or not self._live.any():
+            return None
+        if self._to_skip > 0:
+            self._to_skip -= 1
+            return None
+        self._window.append(np.asarray(share_s, dtype=np.float64) / reference_s)
+        if len(self._window) < self._rule.steps:
+            return None
+        lateness = np.median(np.stack(self._window), axis=0) - 1.0
+        self._window.clear()
+        self.lag = float(lateness[self._live].max())
+        return self._trim(lateness)
+
+    def _trim(self, lateness: Floats) -> Floats | None:
+        rule = self._rule
+        late = self._live & (lateness > rule.late)
+        boosted = self._granted_w > self.floor_w + 0.5
+        early = self._live & (lateness < -rule.early) & boosted
+        self._early = self._early + 1 if early.any() and not late.any() else 0
+        moving = late | early if late.any() or self._early >= rule.patience else None
+        if moving is None:
+            return None
+        # Pace rises more slowly than power, so a step of the same ratio never overshoots.
+        change = np.clip(lateness, -rule.largest, rule.largest)
+        # From what was granted, not from what was wished: no wind-up at a limit.
+        wished = np.where(moving, self._granted_w * (1.0 + change), self._granted_w)
+        whole = np.where(late, np.ceil(wished - 1e-6), np.floor(wished + 1e-6))
+        bounded = np.clip(whole, self.floor_w, max(self.floor_w, self._limits.max_w))
+        wanted = np.where(moving, bounded, self._granted_w) * self._live
+        self._early = 0
+        if (np.abs(wanted - self._granted_w)[self._live] <= 0.5).all():
+            return None
+        if (np.abs(wanted - self.wanted_w)[self._live] <= 0.5).all():
+            return None
+        self.wanted_w = wanted
+        self._begin_window()
+        return wanted
+
+    def _held_back(self) -> bool:
+        below = (self._granted_w < self.wanted_w - 0.5) & self._live
+        at_top = (self._granted_w >= self._limits.max_w - 0.5) & self._live
+        return bool(below.any() or at_top.any())
+
+    def _begin_window(self) -> None:
+        self._window.clear()
+        self._to_skip = self._rule.settle
