@@ -72,7 +72,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     text: str = ""
     seq_len: int = 64
     global_batch: int = 16
-    micro_batch: int = 8
+    micro_batch: int = 16
     steps: int = 0
     lr: float = 3e-3
     warmup_steps: int = 20

@@ -94,6 +94,8 @@ class Agent:
 
     def run(self) -> None:
         """Serve until `stop` or a Quit; then end every worker."""
+        # A store connection looks its peer's name up; a lost answer must not stall a rank for 5 s.
+        os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
         forkserver.ensure_running()
         threading.Thread(target=self._stay_connected, name="uplink", daemon=True).start()
         try:
@@ -131,12 +133,12 @@ class Agent:
         while not self._orders.empty():
             self._obey(self._orders.get())
 
-    def _start(self, slot: _Slot) -> None:
+    def _start(self, slot: _Slot, store: tuple[str, int]) -> None:
         if slot.alive:
             return
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=worker_main, args=(self._config_json, slot.gpu, theirs), name=slot.gpu
+            target=worker_main, args=(self._config_json, slot.gpu, store, theirs), name=slot.gpu
         )
         process.start()
         theirs.close()
@@ -197,7 +199,7 @@ class Agent:
         if isinstance(order, m.StartWorkers):
             for gpu in order.gpus:
                 if gpu in self._slots:
-                    self._start(self._slots[gpu])
+                    self._start(self._slots[gpu], order.store)
         elif isinstance(order, m.KillWorker):
             self._strike(order)
         elif isinstance(order, m.SetDevice):

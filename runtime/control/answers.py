@@ -189,5 +189,5 @@ def _repair(coordinator: Coordinator, command: Fault, now: float) -> str:
     if view.status == "starting":
         raise _Refused("invalid", f"{view.gpu} is already being brought back")
     view.status, view.since = "starting", now
-    coordinator.order(m.StartWorkers(gpus=(view.gpu,)), view.host)
+    coordinator.order(m.StartWorkers(gpus=(view.gpu,), store=coordinator.store), view.host)
     return f"{view.gpu} is being brought back"

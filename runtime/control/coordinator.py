@@ -73,7 +73,7 @@ class Coordinator:
         self.phase: Phase = "starting"
         self.plan: GenerationPlan | None = None
         self.ended: Finish | None = None
-        self._store = store
+        self.store = store
         self._number = 0
         self._history: dict[int, GenerationPlan] = {}
         self._change = Change(cause="the run started", planned=False, began_at=now)
@@ -258,7 +258,7 @@ class Coordinator:
             elif pid is None and view.status == "alive":
                 self._lose(view.gpu, now, now, "its process is gone")
         if missing:
-            self.order(m.StartWorkers(gpus=tuple(missing)), hello.host)
+            self.order(m.StartWorkers(gpus=tuple(missing), store=self.store), hello.host)
         self._tell_again(hello.host)
 
     def host_lost(self, host: str, now: float) -> list[Instruction]:
@@ -397,7 +397,7 @@ class Coordinator:
                 self.config,
                 run=self.run,
                 number=self._number + 1,
-                store=self._store,
+                store=self.store,
                 past=Past(
                     history=self._history,
                     previous=self.plan,

@@ -121,7 +121,10 @@ class WorkerExited(_Message, frozen=True, kw_only=True, tag="worker_exited"):
 
 
 class StartWorkers(_Message, frozen=True, kw_only=True, tag="start_workers"):
+    """Start a worker on each GPU. store: (host, port) of the rendezvous, to connect to at once."""
+
     gpus: tuple[str, ...]
+    store: tuple[str, int]
 
 
 class KillWorker(_Message, frozen=True, kw_only=True, tag="kill_worker"):

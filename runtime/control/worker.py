@@ -70,9 +70,11 @@ class Worker:
         self._progress_at = time.perf_counter()
         self._engine = Engine(config, gpu, abort=self._abort)
 
-    def run(self) -> None:
+    def run(self, store: tuple[str, int]) -> None:
+        """Serve; connects to the rendezvous first, so that no generation waits for that."""
         reader = threading.Thread(target=self._listen, name="listen", daemon=True)
         reader.start()
+        self._engine.connect(*store)
         self._send(m.WorkerReady(gpu=self._gpu, pid=os.getpid()))
         parked = 0
         while True:
@@ -239,7 +241,9 @@ class Worker:
         self._channel.send(m.encode(message))
 
 
-def worker_main(config_json: bytes, gpu: str, connection: Connection) -> None:
+def worker_main(
+    config_json: bytes, gpu: str, store: tuple[str, int], connection: Connection
+) -> None:
     """Entry of a forked worker process. Exits 1 after telling the agent why it could not go on."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Many ranks share a host's cores; more threads a rank would only fight for them.
@@ -247,7 +251,8 @@ def worker_main(config_json: bytes, gpu: str, connection: Connection) -> None:
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {gpu} %(message)s")
     channel = Channel(connection)
     try:
-        Worker(msgspec.json.decode(config_json, type=Config), gpu, connection).run()
+        worker = Worker(msgspec.json.decode(config_json, type=Config), gpu, connection)
+        worker.run(store)
     except CounterpoiseError as error:
         channel.send(m.encode(m.WorkerFailed(gpu=gpu, reason=str(error) or type(error).__name__)))
     except Exception as error:  # noqa: BLE001 - the process ends; its agent is told why
