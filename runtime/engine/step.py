@@ -146,8 +146,6 @@ class Stepper:
             self.sync.begin()
             return 0.0
         total: torch.Tensor | None = None
-        weight = torch.tensor(1.0 / self._tokens, dtype=self.state.params.dtype)
-        weight = weight.to(self.state.params.device)
         for start in range(first, last, self.train.micro_batch):
             stop = min(start + self.train.micro_batch, last)
             tokens = self.text.samples(start, stop).to(self.state.params.device)
@@ -156,7 +154,8 @@ class Stepper:
             if stop == last:
                 self.at("after_forward")
                 self.sync.begin()
-            loss.backward(weight)
+            # Not backward(gradient): given one, torch imports sympy, in every worker's first step.
+            (loss * (1.0 / self._tokens)).backward()
         return float(total) if self.reports_loss and total is not None else 0.0
 
     @torch.no_grad()
