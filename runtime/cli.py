@@ -27,6 +27,7 @@ COMMANDS = {
     "trigger": ("runtime.commands.act", "trigger"),
     "fault": ("runtime.commands.act", "fault"),
     "stop": ("runtime.commands.act", "stop"),
+    "health": ("runtime.commands.health", "health"),
     "bench": ("runtime.commands.bench", "bench"),
     "controller": ("runtime.commands.roles", "controller"),
     "agent": ("runtime.commands.roles", "agent"),

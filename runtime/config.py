@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from runtime.errors import ConfigError
+from runtime.health.config import HealthConfig
 from runtime.power.config import CurvePoints, PowerConfig, require_curve
 
 
@@ -212,6 +213,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     policy: PolicyConfig = PolicyConfig()
     power: PowerConfig = PowerConfig()
     control: ControlConfig = ControlConfig()
+    health: HealthConfig = HealthConfig()
 
     def __post_init__(self) -> None:
         _require(bool(self.name) and self.name.isprintable(), "name", self.name, "a printable name")

@@ -1,0 +1,173 @@
+"""The body of one Xid or SXid message, decoded as far as the driver decodes it. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from runtime.health.observation import normal_pci
+from storage.records import GpuState
+
+_XID = re.compile(
+    r"NVRM:?\s+(?:GPU\d+:?\s+)?Xid\s*:?\s*"
+    r"(?:\(\s*(?:PCI:)?(?P<pci>[0-9a-fA-F:.]{4,20})(?:\s+GPU-I:\w{1,8})?\s*\)\s*:?\s*)?"
+    r"(?P<code>\d{1,4})(?!\w)\s*(?:[,:]\s*)?(?P<rest>.*)",
+    re.DOTALL,
+)
+_SXID = re.compile(
+    r"(?P<switch>nvidia-nvswitch\d{1,3}):?\s+SXid\s*\(\s*(?:PCI:)?(?P<pci>[0-9a-fA-F:.]{4,20})\s*\)"
+    r"\s*:?\s*(?P<code>\d{1,6})(?!\w)\s*(?:,\s*)?(?P<rest>.*)",
+    re.DOTALL,
+)
+_PROCESS = re.compile(
+    r"\s*(?:pid\s*=\s*(?:'?<[^>]{0,40}>'?|'?-?\d{1,10}'?)\s*(?:,\s*|$))?"
+    r"(?:name\s*=\s*[^,]{0,120}(?:,\s*|$))?"
+)
+_CAUSE = re.compile(r"caused by previous Xid\s+(\d{1,4})", re.IGNORECASE)
+_RECOVERY = re.compile(
+    r"recovery action changed from\s+(0x[0-9a-f]+)\s*\(([^)]{0,60})\)\s+to\s+"
+    r"(0x[0-9a-f]+)\s*\(([^)]{0,60})\)",
+    re.IGNORECASE,
+)
+_NVLINK5 = re.compile(
+    r"(?P<unit>[A-Z][A-Z0-9_/]{2,40})\s+(?P<severity>Non-?fatal|Fatal)\s+XC(?P<xc>\d)\s+"
+    r"i(?P<injected>\d)\s+Link\s+(?P<link>-?\d{1,3})\s*(?:\((?P<words>[0-9a-fx ,]{0,120})\))?",
+    re.IGNORECASE,
+)
+_LINK = re.compile(r"\blink\s+(\d{1,3})", re.IGNORECASE)
+_FUNCTION = re.compile(r"function\s+(\d{1,6})\s*(?:\((\w{1,60})\))?", re.IGNORECASE)
+_CONTAINED = re.compile(r"(?:Unc|C)ontained\s*:\s*([^.]{1,80})", re.IGNORECASE)
+
+
+class Decoded(NamedTuple):
+    """What one message says. verdict: where its details rule over the catalogue, else None."""
+
+    is_switch: bool
+    code: int
+    pci: str
+    subcode: str | None
+    cause_of: int | None
+    verdict: GpuState | None
+    action: str
+    text: str
+
+
+# What NVML and Xid 154 call the recovery action: word -> (verdict, action).
+RECOVERY: dict[str, tuple[GpuState, str]] = {
+    "none": ("healthy", "IGNORE"),
+    "gpu reset": ("failed", "RESET_GPU"),
+    "gpu reset required": ("failed", "RESET_GPU"),
+    "node reboot": ("failed", "RESTART_BM"),
+    "node reboot required": ("failed", "RESTART_BM"),
+    "drain p2p": ("draining", "DRAIN_P2P"),
+    "drain and reset": ("draining", "DRAIN_AND_RESET"),
+    "recover imex domain": ("draining", "RECOVER_IMEX_DOMAIN"),
+    "bus reset": ("failed", "BUS_RESET"),
+    "system reboot": ("failed", "RESTART_BM"),
+}
+
+
+def recovery_of(word: str) -> tuple[GpuState, str] | None:
+    """Verdict and action of a recovery action's name, None when it is not known."""
+    name = re.sub(r"[\s_-]+", " ", word).strip().lower()
+    return RECOVERY.get(name) or RECOVERY.get(name.removesuffix(" required"))
+
+
+def decode_line(text: str) -> Decoded | None:
+    """Decode a message without its prefix; None when it is no complete Xid or SXid."""
+    match = _XID.search(text)
+    if match is not None:
+        pci = normal_pci(match["pci"]) if match["pci"] else ""
+        if match["pci"] and not pci:
+            return None
+        return _decoded_xid(int(match["code"]), pci, match["rest"], text)
+    match = _SXID.search(text)
+    if match is None or not normal_pci(match["pci"]):
+        return None
+    return _decoded_sxid(match, text)
+
+
+def cause_in(text: str) -> int | None:
+    """The Xid that a message says it was caused by."""
+    match = _CAUSE.search(text)
+    return int(match[1]) if match is not None else None
+
+
+def _decoded_xid(code: int, pci: str, rest: str, text: str) -> Decoded:
+    process = _PROCESS.match(rest)
+    body = rest[process.end() :] if process is not None else rest
+    subcode: str | None = None
+    verdict: GpuState | None = None
+    action = ""
+    if code == 154:
+        subcode, verdict, action = _recovery(body)
+    elif 144 <= code <= 150:
+        subcode, verdict = _nvlink5(body)
+    elif code == 74:
+        subcode, verdict = _nvlink(body)
+    elif code in (119, 120):
+        function = _FUNCTION.search(body)
+        if function is not None:
+            subcode = f"{function[1]} {function[2]}" if function[2] else function[1]
+    elif code in (94, 95):
+        place = _CONTAINED.search(body)
+        subcode = place[1].strip() if place is not None else None
+    elif code in (63, 64):
+        subcode = _retirement(body)
+    return Decoded(False, code, pci, subcode, cause_in(body), verdict, action, text)
+
+
+def _recovery(body: str) -> tuple[str | None, GpuState | None, str]:
+    match = _RECOVERY.search(body)
+    word = match[4] if match is not None else body.strip().rstrip(".")
+    known = recovery_of(word)
+    if known is None:
+        return (word[:60] or None), "suspect", ""
+    return word.strip(), known[0], known[1]
+
+
+def _nvlink5(body: str) -> tuple[str | None, GpuState | None]:
+    match = _NVLINK5.search(body)
+    if match is None:
+        return None, None
+    fatal = match["severity"].lower() == "fatal"
+    injected = match["injected"] != "0"
+    words = (match["words"] or "").split()
+    subcode = f"{match['unit']} {'fatal' if fatal else 'nonfatal'} link {int(match['link'])}"
+    if words:
+        subcode += f" {words[0].strip(',')}"
+    if injected:
+        return f"{subcode} injected", "healthy"
+    return subcode, "draining" if fatal else "suspect"
+
+
+def _nvlink(body: str) -> tuple[str | None, GpuState | None]:
+    link = _LINK.search(body)
+    fatal = "fatal" in body.lower() and "nonfatal" not in body.lower().replace("-", "")
+    name = f"link {int(link[1])}" if link is not None else None
+    return name, "draining" if fatal else "suspect"
+
+
+def _retirement(body: str) -> str | None:
+    lower = body.lower()
+    if "remap" in lower:
+        return "row remap pending" if "reset" in lower or "marked" in lower else "row remap"
+    return "page retirement" if "retire" in lower else None
+
+
+def _decoded_sxid(match: re.Match[str], text: str) -> Decoded:
+    rest = match["rest"]
+    lower = rest.lower().replace("-", "")
+    fatal = lower.startswith("fatal")
+    link = _LINK.search(rest)
+    subcode = match["switch"] + (f" link {int(link[1])}" if link is not None else "")
+    return Decoded(
+        True,
+        int(match["code"]),
+        normal_pci(match["pci"]),
+        subcode,
+        None,
+        "draining" if fatal else "suspect" if lower.startswith("nonfatal") else None,
+        "RESTART_FM" if fatal else "",
+        text,
+    )
