@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from runtime.bench import parity, recovery, startup
 from runtime.bench.benchmark import Benchmark
 from runtime.config import ClusterConfig, Config, EmulatedConfig, RackConfig
@@ -46,3 +49,32 @@ def test_startup_leaves_nothing_running() -> None:
     assert figures["recorded_as"] == "stopped"
     assert 0 < figures["health_s"] <= figures["dashboard_s"]
     assert figures["first_commit_s"] > 0
+
+
+FIRST_STEP = """
+import sys, threading
+from runtime.config import Config
+from runtime.engine.engine import Engine
+from runtime.layout.takeover import home_holders
+from runtime.plan.generation import GenerationPlan, ReplicaPlan
+
+config = Config()
+replica = ReplicaPlan(
+    replica=0, rack="r", mode="training", gpus=("r/0",), live=(0,), num_samples=1,
+    holders=home_holders(config.model, 1),
+)
+engine = Engine(config, "r/0", abort=threading.Event())
+engine.enter(
+    GenerationPlan(run="r", generation=1, store_host="", store_port=0, replicas=(replica,))
+)
+engine.step(before_commit=lambda: None)
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"sympy", "torchvision"}))
+"""
+
+
+def test_first_step_imports_nothing_large() -> None:
+    """What a first step imports, every worker imports, at the same time and on the same cores."""
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_STEP], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
