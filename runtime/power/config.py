@@ -20,7 +20,7 @@ class PowerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         never sets a cap, "dry_run" writes down what it would set.
     normal_cap_w: cap of real GPUs without boost; 0 takes what each enforces when the agent starts.
         A boost exists only where this is below the device's maximum.
-    ramp_w_per_s: how fast one GPU's cap may rise; lowering is never delayed.
+    ramp_w_per_s: how fast one GPU's cap may rise above the normal one; lowering is never delayed.
     hot_c: temperature from which watts are taken back; 0 goes by the device's own throttling.
     feedback: trim boosts by measured step shares; without it the model's plan stands.
     reshare: when watts cannot hold the pace, share the batch out anew at a step boundary.

@@ -55,7 +55,7 @@ class RackLedger:
         limits: of every device of the rack.
         caps_w: what the devices enforce now, per slot.
         budget_w: limit for the sum of caps; 0 means the normal cap of every slot.
-        ramp_w_per_s: how fast one cap may rise.
+        ramp_w_per_s: how fast one cap may rise above the normal cap.
     """
 
     def __init__(
@@ -213,7 +213,8 @@ class RackLedger:
             dt_s: seconds since raises were last handed out.
         """
         target = self.target_w()
-        step = np.minimum(target - self.caps_w, self._ramp * dt_s)
+        ramp_w = np.maximum(self.limits.normal_w - self.caps_w, 0.0) + self._ramp * dt_s
+        step = np.minimum(target - self.caps_w, ramp_w)
         step = np.where(self.powered & ~self._stuck, np.maximum(step, 0.0), 0.0)
         asked, free_w = float(step.sum()), self.free_w
         if asked <= _SAME_W or free_w <= 0.0:
