@@ -96,9 +96,9 @@ def remember_pages(pages: Sequence[StreamlitPage]) -> None:
     st.session_state["pages"] = {page.url_path or page.title.lower(): page for page in pages}
 
 
-def open_page(name: str) -> None:
-    """Go to another page, with the selected run."""
-    st.switch_page(st.session_state["pages"][name])
+def open_page(name: str, **query: str) -> None:
+    """Go to another page; `query` goes into its address."""
+    st.switch_page(st.session_state["pages"][name], query_params=query)
 
 
 def snapshot() -> LiveSnapshot:

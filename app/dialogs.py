@@ -69,7 +69,7 @@ def reject(proposal: Proposal, command: str) -> None:
     _buttons("Reject", command, proposal.run, "reject", send, missing)
 
 
-@st.dialog("Inject fault (emulated run)")
+@st.dialog("Emulated device")
 def fault(run: str, gpu: str, failed: bool, command: str) -> None:
     """Break or repair one emulated GPU."""
     st.markdown(f"GPU **{gpu}**. This is possible because the run's devices are emulated.")
@@ -81,7 +81,7 @@ def fault(run: str, gpu: str, failed: bool, command: str) -> None:
     if kind == "slow":
         factor = st.slider("Times slower", 1.1, 4.0, 1.5, 0.1, key=f"factor_{command}")
     send = lambda: context.commands().fault(command, run, gpu, kind, factor)  # noqa: E731
-    _buttons("Inject", command, run, f"{kind} {gpu}", send)
+    _buttons("Repair" if failed else "Inject", command, run, f"{kind} {gpu}", send)
 
 
 def _buttons(
@@ -143,4 +143,7 @@ def open_reject(proposal: Proposal) -> None:
 def remember(run: str, command: str, what: str, result: CommandResult) -> None:
     """Keep the session's last requests, to show what the runtime made of them."""
     sent = [one for one in st.session_state.get("sent", []) if one[1] != command]
-    st.session_state["sent"] = [*sent, (run, command, what, result)][-MAX_SENT:]
+    sent = [*sent, (run, command, what, result)]
+    for _, forgotten, _, _ in sent[:-MAX_SENT]:
+        st.session_state.pop(f"result_{forgotten}", None)
+    st.session_state["sent"] = sent[-MAX_SENT:]

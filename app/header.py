@@ -69,11 +69,7 @@ def _strip() -> None:
 
 def _data(snapshot: LiveSnapshot, run: str | None) -> dict[str, object]:
     state = snapshot.state
-    note = (
-        "Local mode: anyone who can open this page on 127.0.0.1 may approve, "
-        f"as {context.author().who}."
-    )
-    common = {"now": time.time(), "note": note, "down": snapshot.down}
+    common = {"now": time.time(), "note": local_note(), "down": snapshot.down}
     if state is None:
         name = f"Run {run} is not known here" if run else "No run"
         return common | {
@@ -100,6 +96,13 @@ def _data(snapshot: LiveSnapshot, run: str | None) -> dict[str, object]:
         "ended": state.status in context.ENDED,
         "reason": state.status_reason,
     }
+
+
+def local_note() -> str:
+    """Who may act, said on every page: there are no roles yet."""
+    who = context.author().who
+    address = st.get_option("server.address") or "every address of this machine"
+    return f"Local mode: anyone who can open this page on {address} may approve, as {who}."
 
 
 def status_look(state: RunState) -> Look:

@@ -8,11 +8,18 @@ import streamlit as st
 
 from app import context, header
 from app.views import history, overview, racks, reconfigure, replicas
+from storage.settings import SettingsError
 
 
 def main() -> None:
     """One script run: the frame, then the page that the address names."""
     st.set_page_config(page_title="Counterpoise", layout="wide", initial_sidebar_state="collapsed")
+    try:
+        context.settings()
+    except SettingsError as error:
+        st.markdown(f"**The dashboard cannot start as it is set up.** {error}.")
+        st.markdown("Correct it, then start the dashboard again.")
+        return
     pages = [
         st.Page(overview.render, title="Overview", url_path="overview", default=True),
         st.Page(racks.render, title="Racks", url_path="racks"),
@@ -27,4 +34,5 @@ def main() -> None:
     page.run()
 
 
-main()
+if __name__ == "__main__":
+    main()

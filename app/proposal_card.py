@@ -109,16 +109,11 @@ def _option_cells(title: str, option: Option) -> tuple[Any, ...]:
 def head_data(proposal: Proposal, who: str, now: float) -> dict[str, Any]:
     """Data of the card component."""
     look = PROPOSAL_LOOKS[proposal.state]
-    facts = [
-        [
-            "pinned to",
-            f"generation {proposal.generation}, revision {proposal.revision}: "
-            "it can be approved only while that generation stands",
-        ]
-    ]
     waits = proposal.state == "open"
+    facts = [["computed for", f"generation {proposal.generation}, revision {proposal.revision}"]]
     if waits:
-        facts.append(["who may decide", f"anyone on 127.0.0.1, as {who} (local mode)"])
+        facts[0][1] += "; it can be approved only while that generation stands"
+        facts.append(["who may decide", f"anyone who can open this page, as {who} (local mode)"])
     if proposal.decided_by:
         facts.append(["decided by", proposal.decided_by])
     return {

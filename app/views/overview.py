@@ -33,7 +33,7 @@ def _live() -> None:
     left, charts = st.columns([2, 3], gap="medium")
     shape, goodput, events = left.container(), left.container(), st.container()
     with waiting:
-        _waiting(snapshot)
+        _waiting(snapshot, state)
     with numbers:
         tiles(_numbers(state), "overview_numbers")
     with shape:
@@ -50,14 +50,14 @@ def _live() -> None:
         event_table(snapshot.events[-NUM_EVENTS:], "overview_events")
 
 
-def _waiting(snapshot: LiveSnapshot) -> None:
+def _waiting(snapshot: LiveSnapshot, state: RunState) -> None:
     for proposal in snapshot.open_proposals:
         with st.container(border=True):
             card_line(proposal, proposal.id)
             if proposal.state == "open" and st.button(
                 "Look and decide", key=f"overview_decide_{proposal.id}", type="primary"
             ):
-                context.open_page("reconfigure")
+                context.open_page("reconfigure", run=state.run, proposal=proposal.id)
 
 
 def _numbers(state: RunState) -> list[Tile]:

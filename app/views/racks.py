@@ -81,7 +81,8 @@ def _gpu(snapshot: LiveSnapshot, state: RunState, looks: Looks) -> None:
     event_table(own[-20:], "gpu_events", 180, f"No event names {selected} among the newest ones.")
     if state.emulated and state.status not in context.ENDED:
         failed = record.state_names()[slot] in ("failed", "repairing")
-        if st.button("Inject fault (emulated run)…", key="inject_fault"):
+        label = "Repair this GPU" if failed else "Inject fault"
+        if st.button(f"{label} (emulated run)…", key="inject_fault"):
             dialogs.fault(state.run, selected, failed, mint())
 
 

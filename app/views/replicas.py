@@ -39,8 +39,8 @@ def _live() -> None:
     with units:
         heading("Units per slot")
         st.caption(
-            "Who holds how many units of each family: query heads, blocks of MLP columns, blocks "
-            "of vocabulary rows. A dead slot holds none; its units went to the live ones."
+            "Who holds how many units of each family: query heads (attention), blocks of columns "
+            "(mlp), blocks of rows (vocab). A dead slot holds none; its units went to live ones."
         )
         for replica in most_pressing(state.replicas, MAX_UNIT_TABLES)[0]:
             _units(replica)
@@ -74,7 +74,7 @@ def _pace_row(replica: ReplicaState, state: RunState, slowest: bool) -> Row:
     return Row(
         id=str(replica.replica),
         cells=(
-            f"{replica.replica}, rack {replica.rack}",
+            f"{replica.replica}, {replica.rack}",
             marked(_mode_look(replica), MODE_WORDS[replica.mode]),
             f"{len(replica.live)} of {len(replica.gpus)}",
             number(replica.num_samples),

@@ -193,6 +193,7 @@ def test_a_gpu_is_lost_and_the_replica_shrunk(
     page.get_by_role("link", name="Overview").click()
     expect(page.locator(".chip", has_text="running degraded")).to_be_visible()
     page.get_by_role("button", name="Look and decide").click()
+    expect(page).to_have_url(re.compile(r"/reconfigure\?.*proposal=p"))
 
     # A dialog and what was typed into it survive the ticks; a reason is required
     page.get_by_role("button", name="Reject…").click()
