@@ -54,7 +54,10 @@ class RackRecord(_Record, frozen=True, kw_only=True):
 
     states: one byte per GPU, an index into `GPU_STATES`. step_s: the GPU's own compute share of
     the last step (emulated or measured), 0 when it does not train. emulated: pace, power and
-    temperature come from a model, not a device.
+    temperature come from a model, not a device. cap_w: 0 for a GPU that draws nothing; the others
+    add up to at most budget_w. NaN where the device does not know a number. backend: who reads and
+    sets caps ("emulated", "nvml", "nvml_read_only", "dry_run": none is really set, "absent").
+    notice: what stands in the way of setting caps, with the fix, else what limits them; "" nothing.
     """
 
     run: str
@@ -71,6 +74,8 @@ class RackRecord(_Record, frozen=True, kw_only=True):
     util: bytes
     clock_mhz: bytes
     step_s: bytes
+    backend: str = ""
+    notice: str = ""
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
@@ -104,6 +109,7 @@ class ReplicaState(_Record, frozen=True, kw_only=True):
     gpus: GPU id per slot. live: live slots. units: family -> number of units per slot (dead: 0).
     step_s: the replica's own share of a step (its slowest slot), without waiting for the others.
     boost_w: watts above the normal cap of its most boosted GPU, 0 when none.
+    boostable_failures: how many more failures power can make up for, -1 when not known.
     """
 
     replica: int
@@ -115,6 +121,7 @@ class ReplicaState(_Record, frozen=True, kw_only=True):
     units: dict[str, tuple[int, ...]]
     step_s: float = 0.0
     boost_w: float = 0.0
+    boostable_failures: int = -1
 
 
 class RunState(_Record, frozen=True, kw_only=True):
@@ -391,6 +398,18 @@ class Fault(_Record, frozen=True, kw_only=True, tag="fault"):
     factor: float = 1.0
 
 
+class SetBudget(_Record, frozen=True, kw_only=True, tag="set_budget"):
+    """Set a rack's power budget, in watts; 0 goes back to the configured one."""
+
+    id: str
+    at: float
+    who: str
+    via: str
+    rack: str
+    budget_w: float
+    reason: str = ""
+
+
 class Stop(_Record, frozen=True, kw_only=True, tag="stop"):
     id: str
     at: float
@@ -399,7 +418,20 @@ class Stop(_Record, frozen=True, kw_only=True, tag="stop"):
     reason: str = ""
 
 
-Command = Decide | Trigger | Fault | Stop
+class Report(_Record, frozen=True, kw_only=True, tag="report"):
+    """What an operator or another system knows of a GPU; "healthy" takes back what is held against
+    it."""
+
+    id: str
+    at: float
+    who: str
+    via: str
+    gpu: str
+    state: Literal["healthy", "suspect", "degraded", "draining", "failed"]
+    reason: str
+
+
+Command = Decide | Trigger | Fault | Stop | Report | SetBudget
 
 
 class CommandResult(_Record, frozen=True, kw_only=True):
