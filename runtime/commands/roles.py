@@ -54,8 +54,7 @@ def controller(config_path: Path | None, run_id: str, port: int | None, fresh: b
         home=settings.home / "runs" / run_id,
         store=RedisStore.for_service(settings.redis_url),
         key=control_key(),
-        start=start,
-        start_reason=why,
+        begin=(start, why),
     )
     _on_signals(lambda: serving.ask_stop("stopped by its operator"))
     end_with_parent()
@@ -82,7 +81,8 @@ def agent(config_path: Path | None, host: str, address: str) -> None:
     settings, config = Settings.from_env(), load_config(config_path)
     stop = threading.Event()
     host = _our_host(config, host)
-    telemetry = HostTelemetry(config, host=host, store=RedisStore.for_ui(settings.redis_url))
+    store = RedisStore.for_ui(settings.redis_url)
+    telemetry = HostTelemetry(config, host=host, store=store, home=settings.home)
     serving = Agent(
         config,
         host=host,

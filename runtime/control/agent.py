@@ -6,6 +6,7 @@ here and told again on the next connection. When the agent itself ends, its work
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -28,6 +29,8 @@ from runtime.control.worker_entry import worker_main
 
 RECONNECT_S = 0.25
 KEPT_STEPS = 4096
+KEPT_CAPS = 256
+_READY = m.WorkerReady.__name__
 _LOG = logging.getLogger(__name__)
 
 
@@ -86,6 +89,9 @@ class Agent:
         self._controller: Channel | None = None
         self._kept_steps: deque[bytes] = deque(maxlen=KEPT_STEPS)
         self._kept_state: dict[tuple[str, str], bytes] = {}
+        # Caps that were set, told again after a gap; numbered so that each counts once.
+        self._kept_caps: deque[bytes] = deque(maxlen=KEPT_CAPS)
+        self._epoch, self._num_caps = time.time_ns(), 0
         self._uplink = threading.Lock()
 
     @property
@@ -132,6 +138,9 @@ class Agent:
                 self._bury(watched[source])
         while not self._orders.empty():
             self._obey(self._orders.get())
+        if self._controller is not None:
+            self._telemetry.watched()
+        self._tell_caps()
 
     def _start(self, slot: _Slot, store: tuple[str, int]) -> None:
         if slot.alive:
@@ -140,10 +149,11 @@ class Agent:
         process = self._context.Process(
             target=worker_main, args=(self._config_json, slot.gpu, store, theirs), name=slot.gpu
         )
+        # Its rack makes room for its watts before it draws any.
+        self._telemetry.worker_started(slot.gpu)
         process.start()
         theirs.close()
         slot.process, slot.connection, slot.channel = process, ours, Channel(ours)
-        self._telemetry.worker_started(slot.gpu)
         self._send_speed(slot)
 
     def _drain_worker(self, slot: _Slot) -> None:
@@ -152,7 +162,9 @@ class Agent:
         try:
             while slot.connection.poll():
                 self._pass_on(slot.connection.recv_bytes())
-        except (EOFError, OSError):
+        except (EOFError, OSError, m.MessageError) as error:
+            if isinstance(error, m.MessageError):
+                _LOG.error("worker %s: %s; stopping it", slot.gpu, error)
             if slot.process is not None:
                 slot.process.kill()
                 slot.process.join(timeout=5)
@@ -162,13 +174,12 @@ class Agent:
         process = slot.process
         if process is None:
             return
-        if slot.connection is not None and slot.connection.readable:
-            try:
+        if slot.connection is not None and slot.channel is not None:
+            with contextlib.suppress(EOFError, OSError, m.MessageError):
                 while slot.connection.poll():
                     self._pass_on(slot.connection.recv_bytes())
-            except (EOFError, OSError):
-                pass
-            slot.connection.close()
+            # Through the channel: another thread may be sending.
+            slot.channel.close()
         process.join(timeout=5)
         code = process.exitcode if process.exitcode is not None else -signal.SIGKILL
         slot.process = slot.channel = slot.connection = None
@@ -203,10 +214,8 @@ class Agent:
         elif isinstance(order, m.KillWorker):
             self._strike(order)
         elif isinstance(order, m.SetDevice):
-            self._telemetry.set_devices(order.caps_w, order.slowness)
-            for gpu in {*order.caps_w, *order.slowness}:
-                if gpu in self._slots:
-                    self._send_speed(self._slots[gpu])
+            self._telemetry.set_devices(order)
+            self._tell_caps()
         elif isinstance(order, m.EnterGeneration):
             self._telemetry.generation_entered(order.plan)
             for gpu in order.plan.members():
@@ -223,9 +232,9 @@ class Agent:
             os.kill(slot.process.pid, signal.SIGKILL if order.how == "kill" else signal.SIGSTOP)
 
     def _forward(self, gpu: str, message: m.ToWorker) -> None:
-        slot = self._slots.get(gpu)
-        if slot is not None and slot.channel is not None:
-            slot.channel.send(m.encode(message))
+        channel = self._slots[gpu].channel if gpu in self._slots else None
+        if channel is not None:
+            channel.send(m.encode(message))
 
     def _send_speed(self, slot: _Slot) -> None:
         self._forward(slot.gpu, m.DeviceSpeed(speed=self._telemetry.speed(slot.gpu)))
@@ -255,6 +264,20 @@ class Agent:
                         del self._kept_state[gpu, kind]
         self._send_up(data)
 
+    def _tell_caps(self) -> None:
+        """Tell workers how fast their devices are now, and the controller which caps were set."""
+        for gpu in self._telemetry.changed_speeds():
+            self._send_speed(self._slots[gpu])
+        for batch in self._telemetry.take_batches():
+            self._num_caps += 1
+            told = m.CapsSet(
+                host=self._host, epoch=self._epoch, number=self._num_caps, batch=batch
+            )
+            data = m.encode(told)
+            with self._uplink:
+                self._kept_caps.append(data)
+            self._send_up(data)
+
     def _send_up(self, data: bytes) -> None:
         controller = self._controller
         if controller is not None:
@@ -273,9 +296,12 @@ class Agent:
                 self._stop.wait(2.0)
                 continue
             self._introduce(channel)
-            while (data := channel.receive()) is not None:
-                self._orders.put(m.decode_to_agent(data))
-                self.wake()
+            try:
+                while (data := channel.receive()) is not None:
+                    self._orders.put(m.decode_to_agent(data))
+                    self.wake()
+            except m.MessageError as error:
+                _LOG.error("the controller: %s; connecting anew", error)
             self._controller = None
             channel.close()
 
@@ -289,9 +315,13 @@ class Agent:
                 for slot in list(self._slots.values())
                 if slot.process is not None and slot.process.pid is not None
             },
+            power=self._telemetry.offer(),
         )
         with self._uplink:
             channel.send(m.encode(hello))
-            for data in (*self._kept_state.values(), *self._kept_steps):
+            # Steps before standings: a standing's own last step would hide those before it.
+            ready = [data for (_, kind), data in self._kept_state.items() if kind == _READY]
+            rest = [data for (_, kind), data in self._kept_state.items() if kind != _READY]
+            for data in (*ready, *self._kept_steps, *rest, *self._kept_caps):
                 channel.send(data)
             self._controller = channel

@@ -18,6 +18,8 @@ from storage.records import (
     DecisionMade,
     EventHappened,
     Fault,
+    SetBudget,
+    Stop,
     Trigger,
 )
 
@@ -47,6 +49,10 @@ def answer_command(
             message = _trigger(desk, coordinator, command, now)
         elif isinstance(command, Fault):
             message = _fault(coordinator, command, now, outgoing)
+        elif isinstance(command, SetBudget):
+            message = _set_budget(coordinator, command, now)
+        elif not isinstance(command, Stop):
+            raise _Refused("invalid", "this controller does not know such a command")
         else:
             coordinator.finish("stopped", command.reason or f"stopped by {command.who}", now)
             message = "the run ends at the next step boundary"
@@ -176,6 +182,13 @@ def _fault(coordinator: Coordinator, command: Fault, now: float, outgoing: Outgo
         )
     )
     return message
+
+
+def _set_budget(coordinator: Coordinator, command: SetBudget, now: float) -> str:
+    try:
+        return coordinator.power.set_budget(coordinator, command, now)
+    except PlanError as error:
+        raise _Refused("invalid", str(error)) from error
 
 
 def _repair(coordinator: Coordinator, command: Fault, now: float) -> str:

@@ -20,6 +20,7 @@ from runtime.control.fence import Fence
 from runtime.control.fleet import Fleet, GpuView
 from runtime.control.instructions import Finish, Instruction, Order, Outgoing, Record, Seal
 from runtime.control.memory import Memory
+from runtime.control.power_desk import PowerDesk
 from runtime.control.progress import Progress
 from runtime.control.succession import Aim, Past, StateLost, succeed
 from runtime.errors import PlanError
@@ -70,6 +71,8 @@ class Coordinator:
         self.progress = Progress(config, run=run, now=now, outgoing=self.outgoing)
         self.aims = [self._whole(replica) for replica in range(len(config.cluster.racks))]
         self.desk = Desk(config, run=run, outgoing=self.outgoing)
+        self.power = PowerDesk(config, run=run, outgoing=self.outgoing)
+        self.progress.power = self.power
         self.phase: Phase = "starting"
         self.plan: GenerationPlan | None = None
         self.ended: Finish | None = None
@@ -97,6 +100,8 @@ class Coordinator:
         """Take one message of an agent or worker."""
         if isinstance(message, m.AgentHello):
             self._on_hello(message, now)
+        elif isinstance(message, m.CapsSet):
+            self.power.caps_set(self, message, now)
         elif message.gpu not in self.fleet:
             self._event("unknown_gpu", "warning", f"a message came from {message.gpu}", now)
         elif isinstance(message, m.WorkerReady):
@@ -230,10 +235,11 @@ class Coordinator:
 
     def _tell_again(self, host: str) -> None:
         """A (re)connected agent may have missed the last order about the generation."""
+        slowness = {view.gpu: view.slowness for view in self.fleet if view.slowness != 1.0}
+        if slowness:
+            self.order(m.SetDevice(slowness=slowness), host)
         if self.plan is None:
             return
-        slowness = {view.gpu: view.slowness for view in self.fleet if view.slowness != 1.0}
-        self.order(m.SetDevice(caps_w=_caps(self.plan), slowness=slowness), host)
         if self.phase == "leaving":
             abort = not self._change.planned
             self.order(m.LeaveGeneration(generation=self._number, abort=abort), host)
@@ -257,6 +263,7 @@ class Coordinator:
                 view.status, view.since = "starting", now
             elif pid is None and view.status == "alive":
                 self._lose(view.gpu, now, now, "its process is gone")
+        self.power.hello(self, hello)
         if missing:
             self.order(m.StartWorkers(gpus=tuple(missing), store=self.store), hello.host)
         self._tell_again(hello.host)
@@ -404,6 +411,7 @@ class Coordinator:
                     standings={v.gpu: v.standing for v in self.fleet if v.standing is not None},
                     committed_steps=self.progress.committed,
                     start=self._start,
+                    told_norm=self.progress.last.grad_norm if self.progress.last else None,
                 ),
                 aims=self.aims,
                 planned=self._change.planned,
@@ -422,7 +430,7 @@ class Coordinator:
         self._led_here = self._change
         self._parked, self._entered = set(), set()
         self._set_phase("entering", now)
-        self.order(m.SetDevice(caps_w=_caps(plan)))
+        self.power.generation_published(self, plan)
         self.order(m.EnterGeneration(plan=plan))
         self.progress.generation_published(plan, bytes_moved, now)
         if self._finish is not None:
@@ -519,6 +527,7 @@ class Coordinator:
                 began_at = self._led_here.began_at
                 self.desk.followup.changed(max(0.0, done.at - done.step_s - began_at))
         self.desk.step_committed(self, done)
+        self.power.step_committed(self, plan, done, now)
         if self._all_steps_done() and self._finish is None:
             reason = f"all {self.config.train.steps} steps are done"
             self._finish = Finish(status="stopped", reason=reason)
@@ -563,6 +572,7 @@ class Coordinator:
         self.ended = finish
         self._set_phase("ended", now)
         self.desk.close_all(finish.reason, now)
+        self.power.ended(self, now)
         self.progress.ended(finish, now)
         self.order(m.Quit())
         self.outgoing.put(finish)
@@ -600,12 +610,3 @@ class Coordinator:
             num_samples=0,
             caps_w=(self.config.emulated.normal_cap_w,) * rack.gpus,
         )
-
-
-def _caps(plan: GenerationPlan) -> dict[str, float]:
-    return {
-        gpu: cap
-        for replica in plan.replicas
-        for gpu, cap in zip(replica.gpus, replica.caps_w, strict=True)
-        if cap > 0
-    }

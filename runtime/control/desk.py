@@ -65,7 +65,8 @@ class Desk:
         Raises:
             PlanError: no replica has a live slot.
         """
-        if coordinator.change.proposal:
+        aimed = coordinator.change.planned and self.can_go_to(coordinator, coordinator.aims)
+        if coordinator.change.proposal or aimed:
             return coordinator.aims
         situation = self.situation(coordinator)
         aims = [aim_for(target) for target in leave_out(situation)]
@@ -135,6 +136,17 @@ class Desk:
                 now=now,
             )
 
+    @property
+    def is_asking(self) -> bool:
+        """Whether a proposal waits for an answer or is being carried out."""
+        return any(p.state in ("open", "approved", "applying") for p in self._proposals.values())
+
+    def power_changed(self, coordinator: Coordinator, why: str, now: float) -> None:
+        """A rack's budget is another one: what was planned with the old one lapses."""
+        for replica in {p.replica for p in self._proposals.values() if p.state == "open"}:
+            self.supersede(replica, why, now)
+        self.refresh(coordinator, now)
+
     def get(self, proposal: str) -> Proposal | None:
         return self._proposals.get(proposal)
 
@@ -175,10 +187,11 @@ class Desk:
             if now >= proposal.expires_at:
                 self._move(proposal, "expired", now, "nobody answered in time")
                 self.refresh(coordinator, now)
-            elif proposal.auto_at is not None and now >= proposal.auto_at:
-                # An answer to one of them may have ended the generation of the others.
-                if coordinator.takes_decisions and self._proposals[proposal.id].state == "open":
-                    self._decide_by_policy(coordinator, proposal, now)
+                continue
+            # An answer to one of them may have ended the generation of the others.
+            stands = self._proposals[proposal.id].state == "open" and coordinator.takes_decisions
+            if stands and proposal.auto_at is not None and now >= proposal.auto_at:
+                self._decide_by_policy(coordinator, proposal, now)
 
     def _decide_by_policy(self, coordinator: Coordinator, proposal: Proposal, now: float) -> None:
         decision = DecisionMade(

@@ -47,7 +47,7 @@ class LocalRun:
         )
         host = config.cluster.racks[0].host
         self._stop = threading.Event()
-        self.telemetry = HostTelemetry(config, host=host, store=store)
+        self.telemetry = HostTelemetry(config, host=host, store=store, home=home)
         self.agent = Agent(
             config,
             host=host,

@@ -70,6 +70,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     desk: DeskMemory
     start: Start
     position: str = ""
+    budgets_w: dict[str, float] = {}
 
 
 def remember(coordinator: Coordinator, position: str) -> Memory:
@@ -102,6 +103,7 @@ def remember(coordinator: Coordinator, position: str) -> Memory:
         desk=coordinator.desk.memory(),
         start=coordinator.start,
         position=position,
+        budgets_w=dict(coordinator.power.budgets_w),
     )
 
 
@@ -129,5 +131,6 @@ def recall(
             view.status, view.pid, view.slowness = seen.status, seen.pid, seen.slowness
             view.since = view.pulse_at = now
     coordinator.progress.replayed(now)
+    coordinator.power.recall(memory.budgets_w)
     coordinator.desk.recall(memory.desk, proposals)
     coordinator.take_over(memory, plans, now)

@@ -13,6 +13,8 @@ import msgspec
 from runtime.errors import CounterpoiseError
 from runtime.plan.generation import GenerationPlan, Standing
 from runtime.plan.manifest import Part
+from runtime.power.host import PowerOffer
+from runtime.power.rack_caps import CapBatch
 
 
 class MessageError(CounterpoiseError):
@@ -100,12 +102,24 @@ class WorkerFailed(_Message, frozen=True, kw_only=True, tag="worker_failed"):
 
 
 class AgentHello(_Message, frozen=True, kw_only=True, tag="agent_hello"):
-    """First message of every connection. workers: GPU id -> pid of the workers alive now."""
+    """First message of every connection. workers: GPU id -> pid of the workers alive now. power:
+    what the host's devices allow."""
 
     host: str
     pid: int
     gpus: tuple[str, ...]
     workers: dict[str, int]
+    power: PowerOffer | None = None
+
+
+class CapsSet(_Message, frozen=True, kw_only=True, tag="caps_set"):
+    """Caps that were set on a rack, or refused. (epoch, number) grows with every one of a host; an
+    agent tells those again that its controller may have missed."""
+
+    host: str
+    epoch: int
+    number: int
+    batch: CapBatch
 
 
 class WorkerExited(_Message, frozen=True, kw_only=True, tag="worker_exited"):
@@ -135,10 +149,14 @@ class KillWorker(_Message, frozen=True, kw_only=True, tag="kill_worker"):
 
 
 class SetDevice(_Message, frozen=True, kw_only=True, tag="set_device"):
-    """Power caps in watts and injected slowness (1.0: none) by GPU id."""
+    """Wished power caps in watts (0: trains nothing) and injected slowness (1.0: none) by GPU id,
+    budgets in watts by rack; why and by whom, for the journal of caps. Budgets come first."""
 
     caps_w: dict[str, float] = {}
     slowness: dict[str, float] = {}
+    budgets_w: dict[str, float] = {}
+    cause: str = ""
+    by: str = "controller"
 
 
 class EnterGeneration(_Message, frozen=True, kw_only=True, tag="enter_generation"):
@@ -171,7 +189,7 @@ class DeviceSpeed(_Message, frozen=True, kw_only=True, tag="device_speed"):
 
 
 FromWorker = WorkerReady | Pulse | Entered | StepDone | Parked | Saved | WorkerFailed
-FromAgent = FromWorker | AgentHello | WorkerExited
+FromAgent = FromWorker | AgentHello | CapsSet | WorkerExited
 ToWorker = EnterGeneration | LeaveGeneration | DeviceSpeed | Save | Quit
 ToAgent = StartWorkers | KillWorker | SetDevice | EnterGeneration | LeaveGeneration | Save | Quit
 

@@ -29,6 +29,7 @@ from storage.records import (
 
 if TYPE_CHECKING:
     from runtime.control.coordinator import Change, Coordinator
+    from runtime.control.power_desk import PowerDesk
 
 BASELINE_STEPS = 20
 RATE_STEPS = 10
@@ -64,6 +65,7 @@ class Progress:
         self._recent: deque[float] = deque(maxlen=RATE_STEPS)
         self._healthy: deque[float] = deque(maxlen=BASELINE_STEPS)
         self._replica_step_s: tuple[float, ...] = ()
+        self.power: PowerDesk | None = None
         self._start = Start()
         self._replay = _Replay()
 
@@ -293,7 +295,8 @@ class Progress:
                 num_samples=r.num_samples,
                 units=_units_per_slot(r),
                 step_s=shares[r.replica] if r.replica < len(shares) else 0.0,
-                boost_w=_boost_w(r, self._config.emulated.normal_cap_w),
+                boost_w=self.power.boost_w(r) if self.power else 0.0,
+                boostable_failures=self.power.headroom(r) if self.power else -1,
             )
             for r in plan.replicas
         )
@@ -379,7 +382,3 @@ def _units_per_slot(replica: ReplicaPlan) -> dict[str, tuple[int, ...]]:
         family: tuple(slots.count(slot) for slot in range(len(replica.gpus)))
         for family, slots in replica.holders.items()
     }
-
-
-def _boost_w(replica: ReplicaPlan, normal_cap_w: float) -> float:
-    return max((max(0.0, cap - normal_cap_w) for cap in replica.caps_w), default=0.0)

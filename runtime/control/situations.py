@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 def situation_of(coordinator: Coordinator, followup: Followup) -> Situation:
     """Every replica as it stands: live slots hold state, returned ones have only a worker."""
+    power = coordinator.power
     return Situation(
-        config=coordinator.config,
+        config=power.config,
+        dead_slot_w=power.dead_slot_w,
+        no_boost=power.no_boost,
         replicas=tuple(
             _replica(coordinator, replica)
             for replica in range(len(coordinator.config.cluster.racks))
@@ -27,7 +30,7 @@ def situation_of(coordinator: Coordinator, followup: Followup) -> Situation:
 
 
 def _replica(coordinator: Coordinator, replica: int) -> ReplicaSituation:
-    config = coordinator.config
+    config = coordinator.power.config
     rack = config.cluster.racks[replica]
     home = home_holders(config.model, rack.gpus)
     gpus = tuple(f"{rack.name}/{slot}" for slot in range(rack.gpus))
@@ -57,7 +60,10 @@ def _replica(coordinator: Coordinator, replica: int) -> ReplicaSituation:
         holders=plan.holders,
         live=live,
         returned=tuple(slot for slot in alive if slot not in live),
-        caps_w=tuple(cap or config.emulated.normal_cap_w for cap in (plan.caps_w or normal)),
+        caps_w=tuple(
+            cap or config.emulated.normal_cap_w
+            for cap in (coordinator.power.wished_w(replica) or plan.caps_w or normal)
+        ),
         slowness=slowness,
     )
 

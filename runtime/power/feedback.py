@@ -80,7 +80,7 @@ class Governor:
             self._granted_w = caps.copy()
             self._begin_window()
 
-    def observe(self, share_s: Sequence[float], reference_s: float) -> Floats | None:
+    def observe(self, share_s: Sequence[float] | Floats, reference_s: float) -> Floats | None:
         """Take every slot's share of one step; new wishes when a trim is due.
 
         Args:
