@@ -10,7 +10,14 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import (
+    Client,
+    Connection,
+    Listener,
+    answer_challenge,
+    deliver_challenge,
+)
 
 from runtime.errors import UserError
 
@@ -65,19 +72,34 @@ class Channel:
             self._connection.close()
 
 
-def listen(host: str, port: int, key: bytes) -> Listener:
-    """Listen for agents.
+def listen(host: str, port: int) -> Listener:
+    """Listen for agents; pass what it accepts to `admit`.
 
     Raises:
         UserError: the address cannot be bound.
     """
     try:
-        return Listener((host, port), family="AF_INET", backlog=64, authkey=key)
+        return Listener((host, port), family="AF_INET", backlog=64)
     except OSError as error:
         raise UserError(
             f"control.port: cannot listen on {host}:{port} ({error.strerror}); "
             "choose another, or 0 for any free one"
         ) from error
+
+
+def admit(connection: Connection, key: bytes) -> Channel:
+    """Have the peer prove the key, and prove it to them. Blocks until the peer has answered.
+
+    Raises:
+        AuthenticationError: a wrong key; the connection is closed. OSError, EOFError: it is gone.
+    """
+    try:
+        deliver_challenge(connection, key)
+        answer_challenge(connection, key)
+    except (AuthenticationError, OSError, EOFError):
+        connection.close()
+        raise
+    return Channel(connection)
 
 
 def connect(host: str, port: int, key: bytes) -> Channel:

@@ -7,6 +7,7 @@ ranks meet at lives here too and outlives every worker.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import shutil
@@ -15,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Listener
+from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 
 import msgspec
@@ -24,7 +25,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from runtime.config import Config
 from runtime.control import messages as m
 from runtime.control.archive import Archive
-from runtime.control.channel import Channel, listen
+from runtime.control.channel import Channel, admit, listen
 from runtime.control.coordinator import Coordinator
 from runtime.control.instructions import (
     Answer,
@@ -73,7 +74,7 @@ class Controller:
         store: live store, or None to go without one (benchmarks).
         key: control key shared with the agents.
         clock: seconds since the epoch.
-        start: the checkpoint to go on from. start_reason: a word on that for the journal.
+        begin: the checkpoint to go on from, and a word on that for the journal.
         observer: called with every journal entry after it was written (benchmarks, tests).
     """
 
@@ -87,14 +88,15 @@ class Controller:
         key: bytes,
         clock: Callable[[], float] = time.time,
         observer: Callable[[object], None] | None = None,
-        start: Start | None = None,
-        start_reason: str = "",
+        begin: tuple[Start, str] = (Start(), ""),
     ) -> None:
         self._config = config
         self._run = run
         self._clock = clock
         self._observer = observer
-        self._listener: Listener = listen(config.control.host, config.control.port, key)
+        self._key = key
+        self._listener: Listener = listen(config.control.host, config.control.port)
+        self._connections = itertools.count(1)
         self._rendezvous, rendezvous_port = _host_rendezvous(config.control.host)
         self._outbox = Outbox(home / "journal", run=run, store=store)
         self._archive = Archive(home)
@@ -105,8 +107,9 @@ class Controller:
         self._channels: dict[str, tuple[int, Channel]] = {}
         self._lost_at: dict[str, float] = {}
         self._stop = threading.Event()
+        self._stop_asked = False
         self._finished: Finish | None = None
-        self._start_reason = start_reason
+        start, self._start_reason = begin
         self.coordinator = Coordinator(
             config,
             run=run,
@@ -130,7 +133,7 @@ class Controller:
         return str(host), int(port)
 
     def ask_stop(self, reason: str) -> None:
-        """End the run at the next step boundary; safe in a signal handler."""
+        """End the run at the next step boundary; safe in a signal handler. Asked twice: at once."""
         self._events.put(_StopAsked(reason))
 
     def submit(self, command: Command) -> None:
@@ -187,7 +190,7 @@ class Controller:
             self._carry_out(self.coordinator.tick(now))
             for host, lost_at in list(self._lost_at.items()):
                 if now - lost_at > HOST_GRACE_S:
-                    del self._lost_at[host]
+                    self._lost_at.pop(host, None)
                     self._carry_out(self.coordinator.host_lost(host, now))
             if now >= next_snapshot or not isinstance(event, tuple | None):
                 self._publish_snapshot(now)
@@ -212,6 +215,9 @@ class Controller:
                 self._lost_at[event.host] = now
             return []
         if isinstance(event, _StopAsked):
+            if self._stop_asked:
+                self.coordinator.end_now(event.reason, now)
+            self._stop_asked = True
             self.coordinator.finish("stopped", event.reason, now)
             return self.coordinator.outgoing.take()
         self._position = event.position or self._position
@@ -277,19 +283,25 @@ class Controller:
     # agents ----------------------------------------------------------------------------------
 
     def _accept_forever(self) -> None:
+        """Accept only: whoever connects and says nothing must not keep others out."""
         while not self._stop.is_set():
             try:
-                channel = Channel(self._listener.accept())
-            except AuthenticationError:
-                _LOG.warning("refused a connection with a wrong control key")
-                continue
+                connection = self._listener.accept()
             except (OSError, EOFError):
                 continue
             threading.Thread(
-                target=self._read_agent, args=(channel,), name="agent", daemon=True
+                target=self._read_agent, args=(connection,), name="agent", daemon=True
             ).start()
 
-    def _read_agent(self, channel: Channel) -> None:
+    def _read_agent(self, connection: Connection) -> None:
+        try:
+            channel = admit(connection, self._key)
+        except AuthenticationError:
+            _LOG.warning("refused a connection with a wrong control key")
+            return
+        except (OSError, EOFError):
+            return
+        number = next(self._connections)
         host = ""
         while (data := channel.receive()) is not None:
             try:
@@ -299,12 +311,12 @@ class Controller:
                 break
             if isinstance(message, m.AgentHello):
                 host = message.host
-                self._channels[host] = (id(channel), channel)
+                self._channels[host] = (number, channel)
                 self._lost_at.pop(host, None)
-            self._events.put((id(channel), message))
+            self._events.put((number, message))
         channel.close()
         if host:
-            self._events.put(_HostGone(host, id(channel)))
+            self._events.put(_HostGone(host, number))
 
     def _take_command(self, position: str, command: Command | None) -> None:
         self._events.put(_CommandArrived(position, command))

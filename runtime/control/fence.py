@@ -58,9 +58,10 @@ class Fence:
         step_s = self.step_deadline_s(coordinator)
         leaving = coordinator.phase == "leaving" and not coordinator.change.planned
         deadline = max(LEAVE_DEADLINE_S, step_s / 3) if leaving else step_s
-        since = max(self._since, coordinator.phase_at, coordinator.progress.last_commit_at)
-        if now - since < deadline:
-            self._told_stalled = self._told_stalled and now - since > MIN_DEADLINE_S
+        moved_at = max(coordinator.phase_at, coordinator.progress.last_commit_at)
+        if now - moved_at < deadline:
+            self._told_stalled = False
+        if now - max(self._since, moved_at) < deadline:
             return
         self._act(coordinator, deadline, now)
         self._since = now
@@ -92,7 +93,8 @@ class Fence:
         elif len(guilty) == len(alive):
             if not self._told_stalled:
                 self._told_stalled = True
-                coordinator.tell_stalled(f"none of {len(alive)} ranks {why}", now)
+                why = f"all {len(alive)} ranks {why}: their host stands still"
+                coordinator.tell_stalled(why, now)
         else:
             for view in guilty:
                 self._asked.setdefault(view.gpu, (view.pid, now))

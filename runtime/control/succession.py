@@ -60,6 +60,7 @@ class Past:
     previous: plan of the last generation that was published, None at the start of a run.
     standings: newest standing by GPU id of every rank that lives.
     committed_steps: steps known to be committed; the members' state must not be older.
+    told_norm: gradient norm of the last of them, as told when it was committed.
     start: where the run began; until its first step is committed everybody starts from there.
     """
 
@@ -68,18 +69,34 @@ class Past:
     standings: Mapping[str, Standing]
     committed_steps: int
     start: Start
+    told_norm: float | None = None
 
 
-def vote(standings: Sequence[Standing], start_step: int = 0) -> Vote:
-    """Decide where to go on from what survivors report; without any state that is step 0."""
+def vote(
+    standings: Sequence[Standing],
+    start_step: int = 0,
+    *,
+    committed_steps: int = 0,
+    told_norm: float | None = None,
+) -> Vote:
+    """Decide where to go on from what survivors report; without any state that is `start_step`.
+
+    A commit that was told (`committed_steps`, `told_norm`) counts as a rank that applied the step,
+    even if all ranks that did are gone.
+    """
     with_state = [s for s in standings if s.layout_generation > 0]
     if not with_state:
         return Vote(applied_step=start_step, roll_forward=None, holders=())
     newest = max(s.applied_step for s in with_state)
+    told = told_norm is not None and committed_steps == newest + 1
+    if told and any(s.synced and s.applied_step == newest for s in with_state):
+        newest = committed_steps
     behind = [s for s in with_state if s.applied_step == newest - 1 and s.synced]
     norms = [
         s.grad_norm for s in with_state if s.applied_step == newest and s.grad_norm is not None
     ]
+    if told_norm is not None and committed_steps == newest:
+        norms.append(told_norm)
     roll = None
     if behind and norms:
         roll = RollForward(step=newest - 1, grad_norm=norms[0])
@@ -125,7 +142,11 @@ def succeed(
         planned=planned,
     )
     members = [gpu for gpu in draft.members() if gpu in standings]
-    outcome = vote([standings[gpu] for gpu in members], start.step)
+    # A layout so old that its plan is forgotten is no layout: the rank comes empty.
+    voters = [standings[gpu] for gpu in members if standings[gpu].layout_generation in past.history]
+    outcome = vote(
+        voters, start.step, committed_steps=past.committed_steps, told_norm=past.told_norm
+    )
     if outcome.applied_step < past.committed_steps:
         raise StateLost(
             f"{past.committed_steps} steps were committed, but "

@@ -204,15 +204,15 @@ class Worker:
 
     def _obey(self, message: m.ToWorker) -> None:
         if isinstance(message, m.EnterGeneration):
+            with self._flags:
+                # The order to leave may have been lost with a connection.
+                if self._generation < message.plan.generation:
+                    self._raise_abort(message.plan.generation - 1)
             self._inbox.put(message.plan)
         elif isinstance(message, m.LeaveGeneration):
             with self._flags:
                 if message.abort:
-                    self._aborted = max(self._aborted, message.generation)
-                    if self._generation <= message.generation:
-                        self._abort.set()
-                        with self._speed:
-                            self._speed.notify_all()
+                    self._raise_abort(message.generation)
                 else:
                     self._leaving = max(self._leaving, message.generation)
             if message.abort:
@@ -226,6 +226,14 @@ class Worker:
                 self._speed.notify_all()
         else:
             os._exit(0)
+
+    def _raise_abort(self, generation: int) -> None:
+        """Leave `generation` and all before it at once; the caller holds the flags."""
+        self._aborted = max(self._aborted, generation)
+        if self._generation <= generation:
+            self._abort.set()
+            with self._speed:
+                self._speed.notify_all()
 
     def _pulse(self) -> None:
         self._send(

@@ -23,7 +23,7 @@ from runtime.engine.state import State
 from runtime.engine.state_hash import hashes_agree
 from runtime.engine.sync import GradientSync
 from runtime.engine.watch import Watch
-from runtime.errors import CounterpoiseError
+from runtime.errors import CounterpoiseError, GenerationAborted
 from runtime.plan.generation import GenerationPlan, ReplicaPlan
 
 
@@ -178,4 +178,8 @@ class Stepper:
         if not every or self.state.applied_step % every:
             return None
         self.watch.phase = "commit"
-        return hashes_agree(self.state, self.world)
+        try:
+            return hashes_agree(self.state, self.world)
+        except GenerationAborted:
+            # The step is committed and must be told; the next wait meets the abort again.
+            return None
