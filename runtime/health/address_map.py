@@ -34,13 +34,20 @@ class AddressMap:
         self._by_name: dict[str, str] = {}
         for names in (known or {}, pinned or {}):
             self._by_name |= {_plain(name): gpu for name, gpu in names.items() if gpu in ours}
-        self._by_pci: dict[str, str] = {}
+        # A pin may name an address too: a fixed machine, or one without UUIDs.
+        self._fixed = {
+            normal_pci(name): gpu
+            for name, gpu in (pinned or {}).items()
+            if normal_pci(name) and gpu in ours
+        }
+        self._by_pci: dict[str, str] = dict(self._fixed)
 
-    def learn(self, identities: Iterable[Identity]) -> None:
-        """Take who sits where now, all of the host's devices that the source saw.
+    def learn(self, identities: Iterable[Identity], *, complete: bool = True) -> None:
+        """Take who sits where now.
 
-        A board that nobody knows takes the slot whose board is not among them: first that at its
-        own address (it was swapped), else the first that nobody was seen in yet.
+        complete: these are all of the host's devices. A board that nobody knows then takes the
+        slot whose board is not among them: first that at its own address (it was swapped), else
+        the first that nobody was seen in yet.
         """
         ordered = sorted(identities, key=lambda each: each.pci)
         placed: dict[str, Identity] = {}
@@ -49,7 +56,7 @@ class AddressMap:
             if gpu is not None:
                 placed[gpu] = identity
         for identity in ordered:
-            if identity not in placed.values():
+            if complete and identity not in placed.values():
                 gpu = self._free_slot(identity, placed)
                 if gpu is not None:
                     placed[gpu] = identity
@@ -77,7 +84,7 @@ class AddressMap:
 
     def rebooted(self) -> None:
         """Addresses may have changed; names hold."""
-        self._by_pci.clear()
+        self._by_pci = dict(self._fixed)
 
     def gpu_of(self, *, pci: str = "", uuid: str = "") -> str | None:
         """The GPU at an address or of a UUID; None when it is not one of ours."""

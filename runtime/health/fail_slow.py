@@ -2,7 +2,7 @@
 
 Every round each worker's time is held against its peers' (a low quantile, so that even half of them
 slow do not set the measure) and against its own usual ratio. A one-sided CUSUM of the logarithm,
-with each sample's part clipped, finds a factor of two in three samples and twenty per cent in a
+with each sample's part clipped, finds a factor of two in four samples and twenty per cent in a
 few more, and no single burst can trip it. What slows most workers at once is nobody's own fault.
 """
 
@@ -19,10 +19,16 @@ SlowKind = Literal["slot", "replica", "global"]
 # Quantile of the peers that is the measure of a round.
 _REFERENCE_QUANTILE = 0.25
 # One sample counts at most this much (log of the ratio, after the allowance).
-_CLIP = 0.30
-_TRIP = 0.70
-_BASELINE_ROUNDS = 60
-_NOISE_ROUNDS = 40
+_CLIP = 0.28
+_TRIP = 0.85
+_LEVEL_ROUNDS = 60
+# A worker's usual ratio: the median of its first rounds, then moved by a step a round, so slowly
+# that a drift shows before it becomes the custom.
+_EARLY_ROUNDS = 12
+_USUAL_STEP = 0.001
+_NOISE_STEP = 0.05
+# A sample that is as usual takes this much more from the score than its distance would.
+_RELIEF = 2.5
 # How far a worker's usual ratio may stray from its peers' and still be called usual.
 _USUAL = 0.15
 _CLEAR_ROUNDS = 5
@@ -46,16 +52,45 @@ class Slow:
 
 @dataclass(slots=True)
 class _Worker:
-    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_BASELINE_ROUNDS))
-    noise: deque[float] = field(default_factory=lambda: deque(maxlen=_NOISE_ROUNDS))
+    """score: the CUSUM. usual: log ratio to its peers, sigma: its noise, both robust estimates."""
+
+    early: list[float] | None = field(default_factory=list)
+    usual: float = _USUAL
+    sigma: float = 0.03
+    before: float = 0.0
     score: float = 0.0
     begin: float = 0.0
     last_slow: float = 0.0
     found: float = 0.0
     is_slow: bool = False
     clear: int = 0
-    usual: float = 0.0
-    samples: deque[float] = field(default_factory=lambda: deque(maxlen=256))
+    samples: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+
+    def learn(self, ratio: float) -> None:
+        """Take the ratio of a round in which nothing was wrong."""
+        jump = ratio - self.before
+        self.before = ratio
+        if self.early is not None:
+            self.early.append(ratio)
+            if len(self.early) < _EARLY_ROUNDS:
+                return
+            middle = statistics.median(self.early)
+            self.usual = min(max(middle, -_USUAL), _USUAL)
+            spread = 1.4826 * statistics.median(abs(each - middle) for each in self.early)
+            self.sigma = min(max(spread, 0.005), 0.5)
+            self.early = None
+            return
+        moved = self.usual + math.copysign(_USUAL_STEP, ratio - self.usual)
+        self.usual = min(max(moved, -_USUAL), _USUAL)
+        if jump != 0.0:  # From one round to the next: an offset or a drift is no noise.
+            grow = 1.0 + _NOISE_STEP if 1.05 * abs(jump) > self.sigma else 1.0 - _NOISE_STEP
+            self.sigma = min(max(self.sigma * grow, 0.005), 0.5)
+
+    def begin_anew(self) -> None:
+        """Its share is another one from now on."""
+        self.early = []
+        if not self.is_slow:
+            self.usual, self.score = _USUAL, 0.0
 
 
 class SlowDetector:
@@ -70,7 +105,7 @@ class SlowDetector:
         self._groups = dict(groups or {})
         self._allowance = math.log(allowance)
         self._workers: dict[str, _Worker] = {}
-        self._levels: deque[float] = deque(maxlen=_BASELINE_ROUNDS)
+        self._levels: deque[float] = deque(maxlen=_LEVEL_ROUNDS)
         self._level = _Worker()
         self._warm_up = 0
         self.finished: list[Slow] = []
@@ -82,8 +117,7 @@ class SlowDetector:
         self._warm_up = _WARM_UP_ROUNDS
         self._levels.clear()
         for worker in self._workers.values():
-            worker.ratios.clear()
-            worker.score = 0.0 if not worker.is_slow else worker.score
+            worker.begin_anew()
         for name in set(self._workers) - set(self._groups) if self._groups else ():
             del self._workers[name]
 
@@ -101,9 +135,9 @@ class SlowDetector:
         for name, value in working.items():
             worker = self._workers.setdefault(name, _Worker())
             ratio = math.log(value / reference)
-            excess[name] = ratio - self._usual(worker)
-            if not worker.is_slow and worker.score == 0.0:
-                worker.ratios.append(ratio)
+            excess[name] = ratio - worker.usual
+            if not worker.is_slow and (worker.score == 0.0 or excess[name] <= 0.0):
+                worker.learn(ratio)
         beyond = {name for name, value in excess.items() if value > self._allowance}
         if len(beyond) > _MOST * len(working) and not self._is_replica(beyond, working):
             return  # Most are slow at once: the input pipeline, the fabric, a checkpoint.
@@ -119,20 +153,9 @@ class SlowDetector:
 
     # a round ---------------------------------------------------------------------------------
 
-    def _usual(self, worker: _Worker) -> float:
-        """The worker's usual log ratio to its peers; kept while it is slow."""
-        if worker.is_slow or worker.score > 0.0:
-            return worker.usual
-        known = statistics.median(worker.ratios) if len(worker.ratios) >= 8 else 0.05
-        worker.usual = min(max(known, 0.0), _USUAL)
-        return worker.usual
-
     def _score(self, name: str, at: float, excess: float) -> None:
         worker = self._workers[name]
-        sigma = 1.4826 * statistics.median(worker.noise) if len(worker.noise) >= 8 else 0.03
-        allowance = max(self._allowance, 2.0 * sigma)
-        if not worker.is_slow:
-            worker.noise.append(abs(excess) if excess < _CLIP else _CLIP)
+        allowance = max(self._allowance, 2.0 * worker.sigma)
         if self._accumulate(worker, at, excess, allowance):
             self.finished.append(self._stretch(name, ended=True))
             self._forget(worker)
@@ -140,6 +163,7 @@ class SlowDetector:
     def _accumulate(self, worker: _Worker, at: float, excess: float, allowance: float) -> bool:
         """Move a worker's score. True: its slowness is over."""
         part = min(excess - allowance, _CLIP)
+        part = part if part > 0.0 else _RELIEF * part
         if worker.score <= 0.0 and part > 0.0 and not worker.is_slow:
             worker.begin = at
             worker.samples.clear()

@@ -94,6 +94,7 @@ _FLAGS: tuple[tuple[str, GpuState, str], ...] = (
     ("remap_pending", "suspect", "RESET_GPU"),
     ("retirement_pending", "suspect", "RESET_GPU"),
 )
+_CODES = {"remap_failure": "row_remap_failure", "remap_pending": "row_remap_pending"}
 _COUNTERS: tuple[tuple[str, GpuState, str], ...] = (
     ("ecc_uncorrected", "suspect", "RESET_GPU"),
     ("nvlink_errors", "suspect", "INVESTIGATE_LINK"),
@@ -112,7 +113,9 @@ def findings(reading: Reading, catalogue: Catalogue) -> list[Finding]:
         elif known[0] != "healthy":
             found.append(Finding("recovery_action", known[0], known[1]))
     found += [
-        Finding(name, verdict, action) for name, verdict, action in _FLAGS if getattr(reading, name)
+        Finding(_CODES.get(name, name), verdict, action)
+        for name, verdict, action in _FLAGS
+        if getattr(reading, name)
     ]
     found += [Finding(name, "degraded", "CHECK_MECHANICALS") for name in sorted(reading.throttles)]
     found += [

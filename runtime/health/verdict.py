@@ -177,11 +177,16 @@ class VerdictBook:
     def _settle(self, name: str, gpu: _Gpu, now: float) -> list[Verdict]:
         self._drop_old_claims(gpu, now)
         before = gpu.verdict
-        worst = max(gpu.claims.values(), key=lambda c: (BADNESS[c.state], c.at), default=None)
+        ranked = max(
+            gpu.claims.items(), key=lambda each: (BADNESS[each[1].state], each[1].at), default=None
+        )
+        worst = ranked[1] if ranked is not None else None
         state: GpuState = worst.state if worst is not None else "healthy"
         reason, action = (worst.text, worst.action) if worst is not None else ("", "")
         until = before.quarantined_until
-        if self._is_fall(before.state, state):
+        # A worker that was killed says nothing of the hardware.
+        is_hardware = ranked is not None and ranked[0][0] != "worker"
+        if is_hardware and self._is_fall(before.state, state):
             until = self._quarantine(gpu, now) or until
         if until is not None and now >= until:
             until = None

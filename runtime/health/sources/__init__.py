@@ -1,0 +1,1 @@
+"""Where observations come from: one port, one leaf a source, each optional."""

@@ -1,0 +1,151 @@
+"""Sources that are asked now and then: `nvidia-smi -q -x`, and a Prometheus exporter."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+
+from runtime.health.catalogue import Catalogue
+from runtime.health.observation import Identity, Observation, SourceKind, severity_of
+from runtime.health.prometheus import ExpositionReader
+from runtime.health.reading import Reading, judge
+from runtime.health.smi_xml import SIZE_LIMIT, SmiError, SmiReader
+from runtime.health.sources.port import SourceState
+
+SMI_DEADLINE_S = 30.0
+SCRAPE_DEADLINE_S = 5.0
+_SCRAPE_BYTES = 32 << 20
+
+
+class SmiSource:
+    """`nvidia-smi -q -x`, for hosts where NVML cannot be loaded here."""
+
+    name = "nvidia_smi"
+
+    def __init__(
+        self, command: str, catalogue: Catalogue, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.state = SourceState(self.name, "missing", "not opened yet")
+        self._command = command
+        self._catalogue = catalogue
+        self._clock = clock
+        self._identities: list[Identity] = []
+
+    def open(self) -> SourceState:
+        self.state = SourceState(self.name, "watching")
+        return self.state
+
+    def poll(self, timeout_s: float) -> Sequence[Observation]:
+        try:
+            done = subprocess.run(
+                [self._command, "-q", "-x"],
+                check=False,
+                capture_output=True,
+                stdin=subprocess.DEVNULL,
+                timeout=max(timeout_s, SMI_DEADLINE_S),
+            )
+            readings = SmiReader().read([done.stdout[: SIZE_LIMIT + 1]])
+        except FileNotFoundError:
+            self.state = SourceState(self.name, "missing", f"there is no {self._command} here")
+            return []
+        except PermissionError as error:
+            self.state = SourceState(self.name, "denied", f"{self._command}: {error.strerror}")
+            return []
+        except (OSError, SmiError, subprocess.TimeoutExpired) as error:
+            self.state = SourceState(self.name, "failing", str(error))
+            return []
+        self._identities = identities_of(readings)
+        now = self._clock()
+        return [judge(each, "nvidia_smi", self._catalogue, at=now) for each in readings]
+
+    def identities(self) -> tuple[Sequence[Identity], bool]:
+        return self._identities, True
+
+    def close(self) -> None:
+        pass
+
+
+class PrometheusSource:
+    """Scrapes an exporter. Its Xid gauge shows the last Xid for ever: only a change is an event."""
+
+    name = "prometheus"
+
+    def __init__(
+        self, url: str, catalogue: Catalogue, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.state = SourceState(self.name, "missing", "not opened yet")
+        self._url = url
+        self._catalogue = catalogue
+        self._clock = clock
+        self._identities: list[Identity] = []
+        self._xids: dict[str, tuple[int, int]] = {}
+        # No proxy: the exporter is on this machine, and so shall its numbers be.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def open(self) -> SourceState:
+        self.state = SourceState(self.name, "watching")
+        return self.state
+
+    def poll(self, timeout_s: float) -> Sequence[Observation]:
+        try:
+            with self._opener.open(self._url, timeout=SCRAPE_DEADLINE_S) as answer:
+                body = answer.read(_SCRAPE_BYTES)
+        except urllib.error.HTTPError as error:
+            status = "denied" if error.code in (401, 403) else "failing"
+            self.state = SourceState(self.name, status, f"{self._url}: {error}")  # type: ignore[arg-type]
+            error.close()
+            return []
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            refused = isinstance(reason, ConnectionRefusedError)
+            self.state = SourceState(
+                self.name, "missing" if refused else "failing", f"{self._url}: {reason}"
+            )
+            return []
+        readings = ExpositionReader().read(body.decode("utf-8", "replace").splitlines())
+        self._identities = identities_of(readings)
+        return self._observations(readings)
+
+    def identities(self) -> tuple[Sequence[Identity], bool]:
+        return self._identities, True
+
+    def close(self) -> None:
+        pass
+
+    def _observations(self, readings: Sequence[Reading]) -> list[Observation]:
+        now, found = self._clock(), []
+        for reading in readings:
+            name, xid = reading.name or "", (reading.xid or 0, reading.xid_count)
+            reading.xid = None
+            found.append(judge(reading, "prometheus", self._catalogue, at=now))
+            before = self._xids.get(name)
+            self._xids[name] = xid
+            # What the gauge showed before we came is of unknown age.
+            if before is not None and xid != before and xid[0]:
+                found.append(xid_event(reading, xid[0], "prometheus", self._catalogue, now))
+        return found
+
+
+def xid_event(
+    reading: Reading, code: int, source: SourceKind, catalogue: Catalogue, at: float
+) -> Observation:
+    """An Xid that a source other than the kernel log told of."""
+    entry = catalogue.entry(code)
+    return Observation(
+        source=source,
+        gpu=reading.name,
+        pci=reading.pci,
+        code=code,
+        severity=severity_of(entry.verdict),
+        verdict=entry.verdict,
+        action=entry.immediate,
+        at=at,
+        text=entry.mnemonic,
+    )
+
+
+def identities_of(readings: Sequence[Reading]) -> list[Identity]:
+    return [Identity(pci=each.pci, uuid=each.uuid, serial=each.serial) for each in readings]
