@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from runtime.control import messages as m
-from runtime.control.instructions import Answer, Outgoing, Record
+from runtime.control.instructions import Outgoing, Record
 from runtime.errors import PlanError
 from runtime.plan.planner import compare
 from storage.records import (
@@ -38,8 +38,8 @@ class _Refused(Exception):
 
 def answer_command(
     desk: Desk, coordinator: Coordinator, command: Command, now: float, outgoing: Outgoing
-) -> None:
-    """Carry out one command and put its answer."""
+) -> CommandResult:
+    """Carry out one command; returns its answer."""
     try:
         if coordinator.ended is not None:
             raise _Refused("invalid", f"the run is over: {coordinator.ended.reason}")
@@ -56,12 +56,11 @@ def answer_command(
         else:
             coordinator.finish("stopped", command.reason or f"stopped by {command.who}", now)
             message = "the run ends at the next step boundary"
-        result = CommandResult(id=command.id, at=now, ok=True, code="done", message=message)
     except _Refused as refused:
-        result = CommandResult(
+        return CommandResult(
             id=command.id, at=now, ok=False, code=refused.code, message=str(refused)
         )
-    outgoing.put(Answer(result=result))
+    return CommandResult(id=command.id, at=now, ok=True, code="done", message=message)
 
 
 def _decide(desk: Desk, coordinator: Coordinator, command: Decide, now: float) -> str:

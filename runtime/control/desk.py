@@ -16,7 +16,7 @@ from runtime.config import Config
 from runtime.control.answers import answer_command
 from runtime.control.fleet import Facts
 from runtime.control.followup import Followup
-from runtime.control.instructions import Outgoing, Publish, Record
+from runtime.control.instructions import Answer, Outgoing, Publish, Record
 from runtime.control.memory import DeskMemory
 from runtime.control.messages import StepDone
 from runtime.control.situations import aim_for, situation_of
@@ -27,6 +27,7 @@ from runtime.plan.policy import rule
 from runtime.plan.situation import Situation
 from storage.records import (
     Command,
+    CommandResult,
     DecisionMade,
     EventHappened,
     Option,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 KEPT_PROPOSALS = 200
 KEPT_EVIDENCE = 20
+KEPT_ANSWERS = 1000
 
 
 class Desk:
@@ -55,6 +57,7 @@ class Desk:
         self._after_change: set[Facts] = set()
         self._evidence: dict[int, list[tuple[float, str]]] = {}
         self._opened = 0
+        self._answered: dict[str, CommandResult] = {}
         self.followup = Followup(config)
 
     # what the coordinator asks ---------------------------------------------------------------
@@ -213,7 +216,16 @@ class Desk:
             self._event("planning_failed", str(error), coordinator.number, now)
 
     def command(self, coordinator: Coordinator, command: Command, now: float) -> None:
-        answer_command(self, coordinator, command, now, self._outgoing)
+        """Carry a command out; one with an id that was answered before gets that answer again."""
+        result = self._answered.get(command.id)
+        if result is None:
+            result = answer_command(self, coordinator, command, now, self._outgoing)
+            self._answered[command.id] = result
+            for old in list(self._answered)[:-KEPT_ANSWERS]:
+                del self._answered[old]
+        else:
+            result = msgspec.structs.replace(result, code="duplicate")
+        self._outgoing.put(Answer(result=result))
 
     # proposals -------------------------------------------------------------------------------
 
