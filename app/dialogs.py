@@ -14,7 +14,7 @@ from app.commands import explain, mint
 from app.components.parts import focus_on, shape_strip
 from app.proposal_card import considered
 from app.shapes import after_rows
-from app.words import number, percent, seconds
+from app.words import number, percent, seconds, split_title
 from storage.records import CommandResult, Proposal
 
 MAX_SENT = 5
@@ -29,6 +29,7 @@ FAULT_WORDS: dict[FaultKind, str] = {
 @st.dialog("Approve", width="medium")
 def approve(proposal: Proposal, command: str) -> None:
     """Choose an option and confirm it."""
+    details = [split_title(one.title)[1] for one in proposal.options]
     choices = [index for index, option in enumerate(proposal.options) if option.feasible]
     start = choices.index(proposal.recommended) if proposal.recommended in choices else 0
     chosen = st.radio(
@@ -36,6 +37,7 @@ def approve(proposal: Proposal, command: str) -> None:
         choices,
         index=start,
         format_func=lambda index: _option_label(proposal, index),
+        captions=[details[index] for index in choices] if any(details) else None,
         key=f"option_{command}",
     )
     if chosen is None:
@@ -52,13 +54,15 @@ def approve(proposal: Proposal, command: str) -> None:
         f"Recorded as {context.author().who}."
     )
     send = lambda: context.commands().decide(command, proposal, "approved", chosen)  # noqa: E731
-    _buttons("Approve", command, proposal.run, f"approve: {option.title}", send)
+    _buttons("Approve", command, proposal.run, f"approve: {split_title(option.title)[0]}", send)
 
 
 @st.dialog("Reject")
 def reject(proposal: Proposal, command: str) -> None:
     """Reject with a reason."""
-    st.markdown(f"**{considered(proposal).title}** is not done; the run stays as it is.")
+    st.markdown(
+        f"**{split_title(considered(proposal).title)[0]}** is not done; the run stays as it is."
+    )
     reason = st.text_area(
         "Reason (required, recorded with the decision)", key=f"reason_{command}", max_chars=500
     )
@@ -129,7 +133,7 @@ def _buttons(
 def _option_label(proposal: Proposal, index: int) -> str:
     option = proposal.options[index]
     note = ", recommended" if index == proposal.recommended else ""
-    return f"{option.title} (goodput {percent(option.goodput)}{note})"
+    return f"{split_title(option.title)[0]} (goodput {percent(option.goodput)}{note})"
 
 
 def open_approve(proposal: Proposal) -> None:

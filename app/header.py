@@ -14,7 +14,7 @@ from app.components.registry import mount
 from app.palette import DEGRADED_RUN, STATUS_LOOKS, Look
 from app.queries import LiveSnapshot
 from app.shapes import is_whole
-from app.words import number
+from app.words import bare_device, number
 from storage.records import RunState
 
 COMMANDS = """\
@@ -28,9 +28,15 @@ def render() -> None:
     """The run selector (where there is a choice) and the live strip."""
     runs, _ = context.reader().runs()
     selected = context.selected_run()
-    if len(runs) > 1:
+    strip = st.fragment(_strip, run_every=context.tick_s())
+    if len(runs) < 2:
+        strip()
+        return
+    choice, now = st.columns([1, 4], gap="small")
+    with choice:
         _selector(runs, selected)
-    st.fragment(_strip, run_every=context.tick_s())()
+    with now:
+        strip()
 
 
 def nothing_runs(down: str) -> None:
@@ -85,7 +91,7 @@ def _data(snapshot: LiveSnapshot, run: str | None) -> dict[str, object]:
         ["generation", str(state.generation)],
         ["step", number(state.step)],
         ["policy", state.policy],
-        ["device", state.device],
+        ["device", bare_device(state.device)],
     ]
     return common | {
         "name": state.name,

@@ -21,17 +21,26 @@ def main() -> None:
         st.markdown("Correct it, then start the dashboard again.")
         return
     pages = [
-        st.Page(overview.render, title="Overview", url_path="overview", default=True),
+        st.Page(overview.render, title="Overview", url_path="home", default=True),
         st.Page(racks.render, title="Racks", url_path="racks"),
         st.Page(replicas.render, title="Replicas", url_path="replicas"),
         st.Page(reconfigure.render, title="Reconfigure", url_path="reconfigure"),
         st.Page(history.render, title="History", url_path="history"),
     ]
     context.remember_pages(pages)
-    page = st.navigation(pages, position="top")
+    # The default page lives at the root alone; its own name leads there too
+    alias = st.Page(_to_overview, title="To overview", url_path="overview", visibility="hidden")
+    page = st.navigation([*pages, alias], position="top")
+    if page.url_path == alias.url_path:
+        page.run()
+        return
     st.session_state["page"] = page.url_path
     header.render()
     page.run()
+
+
+def _to_overview() -> None:
+    context.open_page("overview", **{name: st.query_params[name] for name in st.query_params})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from app.components.parts import Column, Row, shape_strip, table
 from app.components.registry import mount
 from app.palette import PROPOSAL_LOOKS
 from app.shapes import after_rows, before_rows
-from app.words import ACTION_WORDS, number, percent, seconds
+from app.words import ACTION_WORDS, number, percent, seconds, split_title
 from storage.records import Option, Proposal, ProposalState
 
 PATH: tuple[ProposalState, ...] = ("open", "approved", "applying", "applied")
@@ -50,10 +50,11 @@ def card_body(proposal: Proposal, batch: int, key: str) -> None:
     option = considered(proposal)
     left, right = st.columns(2)
     with left:
-        shape_strip(before_rows(proposal.before, batch), f"before_{key}", caption="Before")
+        before = before_rows(proposal.before, proposal.options, batch)
+        shape_strip(before, f"before_{key}", caption="Before")
     with right:
         after = after_rows(proposal.before, option)
-        shape_strip(after, f"after_{key}", caption=f"After: {option.title}")
+        shape_strip(after, f"after_{key}", caption=f"After: {split_title(option.title)[0]}")
     table(
         OPTION_COLUMNS,
         option_rows(proposal),
@@ -77,7 +78,10 @@ def option_rows(proposal: Proposal) -> list[Row]:
             tags.append("recommended")
         if index == proposal.chosen:
             tags.append("approved")
-        title = f"{option.title} ({', '.join(tags)})" if tags else option.title
+        short, detail = split_title(option.title)
+        if tags:
+            short = f"{short} ({', '.join(tags)})"
+        title = {"text": short, "sub": detail} if detail else short
         rows.append(Row(id=str(index), cells=_option_cells(title, option), strong=bool(tags)))
     if (outcome := proposal.outcome) is not None:
         measured = outcome.num_steps > 0
@@ -93,7 +97,7 @@ def option_rows(proposal: Proposal) -> list[Row]:
     return rows
 
 
-def _option_cells(title: str, option: Option) -> tuple[Any, ...]:
+def _option_cells(title: Any, option: Option) -> tuple[Any, ...]:
     if not option.feasible:
         return (title, "", "", "", "", f"not possible: {option.reason}")
     return (

@@ -101,12 +101,17 @@ def shape_rows(replicas: Sequence[ReplicaState], batch: int, looks: Looks) -> tu
     return tuple(rows)
 
 
-def before_rows(before: Sequence[ReplicaState], batch: int) -> tuple[ShapeRow, ...]:
-    """The shape a proposal was computed for."""
+def before_rows(
+    before: Sequence[ReplicaState], options: Sequence[Option], batch: int
+) -> tuple[ShapeRow, ...]:
+    """The shape a proposal was computed for. A dead slot that no option would make live is failed."""
     rows = []
-    for replica in before:
+    for index, replica in enumerate(before):
+        usable = {slot for one in options if index < len(one.shape) for slot in one.shape[index]}
         cells = tuple(
             _planned(slot, gpu, slot in replica.live, replica.mode == "training", False)
+            if slot in replica.live or slot in usable
+            else ("failed", f"slot {slot}, GPU {gpu}: failed")
             for slot, gpu in enumerate(replica.gpus)
         )
         rows.append(_row(replica, cells, batch, len(replica.live)))

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from app.components.parts import Column, Row, marked, table
 from app.palette import PROPOSAL_LOOKS, SEVERITY_LOOKS
-from app.words import percent
-from storage.records import EventHappened, Proposal
+from app.words import percent, split_title
+from storage.records import EventHappened, Option, Proposal
 
 EVENT_COLUMNS = (
     Column(label="When", kind="right"),
@@ -70,7 +70,7 @@ def proposal_table(proposals: Iterable[Proposal], key: str, empty: str) -> None:
                 id=one.id,
                 cells=(
                     {"time": one.created_at},
-                    f"{option.title} (replica {one.replica}, generation {one.generation})",
+                    _proposed(one, option),
                     marked(state, state.word + reason),
                     one.decided_by,
                     "" if one.decided_at is None else {"time": one.decided_at},
@@ -80,6 +80,12 @@ def proposal_table(proposals: Iterable[Proposal], key: str, empty: str) -> None:
             )
         )
     table(PROPOSAL_COLUMNS, rows, key, label="Proposals", empty=empty, max_height=400)
+
+
+def _proposed(proposal: Proposal, option: Option) -> dict[str, str]:
+    short, detail = split_title(option.title)
+    pin = f"replica {proposal.replica}, generation {proposal.generation}"
+    return {"text": short, "sub": f"{pin}; {detail}" if detail else pin}
 
 
 def where(event: EventHappened) -> str:

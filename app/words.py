@@ -67,6 +67,22 @@ def params(count: int) -> str:
     return f"{count} parameters"
 
 
+def bare_device(device: str) -> str:
+    """`B200` from `emulated B200`: a chip beside it says that it is emulated."""
+    return device.removeprefix("emulated ")
+
+
+def device_words(device: str, emulated: bool) -> str:
+    """`B200, emulated`: said once, wherever it stands."""
+    return f"{bare_device(device)}, emulated" if emulated else device
+
+
+def split_title(title: str) -> tuple[str, str]:
+    """An option's title as (what is done, what is to be said of it)."""
+    short, _, detail = title.partition(": ")
+    return short, detail
+
+
 def plural(count: int, one: str, many: str | None = None) -> str:
     """`1 replica`, `2 replicas`."""
     return f"{count} {one if count == 1 else many or one + 's'}"

@@ -23,7 +23,7 @@ from app.lookback import PastRun
 from app.palette import NEUTRAL, STATUS_LOOKS, Look
 from app.past_figures import past_loss, shape_over_time
 from app.tables import event_table, proposal_table
-from app.words import DASH, number, params, percent, plural, seconds
+from app.words import DASH, device_words, number, params, percent, plural, seconds
 from storage.history.queries import RunSummary
 from storage.records import DecisionMade
 
@@ -116,7 +116,7 @@ def _detail(run: str) -> None:
 def _facts(past: PastRun) -> None:
     detail = summary = past.detail
     parts = [
-        summary.device + (" (emulated)" if summary.emulated else ""),
+        device_words(summary.device, summary.emulated),
         params(detail.num_params),
         f"{detail.global_batch} samples of {detail.seq_len} tokens a step",
         plural(summary.num_generations, "generation"),
@@ -162,7 +162,7 @@ def _run_row(run: RunSummary) -> Row:
             percent(run.time_goodput),
             percent(run.token_goodput),
             seconds(run.wall_s),
-            run.device + (", emulated" if run.emulated else ""),
+            device_words(run.device, run.emulated),
         ),
     )
 

@@ -257,7 +257,8 @@ class Feeder:
         titles = {
             "carry_on": "Carry on as it is", "drop": f"Drop replica {index}",
             "shrink": f"Shrink replica {index} to {len(live)} slots",
-            "shrink_boost": f"Shrink replica {index} to {len(live)} slots and boost them",
+            "shrink_boost": f"Shrink replica {index} to {len(live)} slots and boost them: "
+            "0.99 of the healthy pace, limited by the GPUs' highest cap",
             "grow": f"Grow replica {index} to {len(live)} slots",
         }  # fmt: skip
         rack = self.replicas[index].rack

@@ -53,8 +53,8 @@ def test_before_and_after_of_a_proposal(feeder: Feeder) -> None:
     feeder.fault("r1/3", "kill")
     proposal = feeder.proposal
     assert proposal is not None
-    before = before_rows(proposal.before, 32)
-    assert [name for name, _ in before[1].cells] == ["idle"] * 3 + ["dead"] + ["idle"] * 4
+    before = before_rows(proposal.before, proposal.options, 32)
+    assert [name for name, _ in before[1].cells] == ["idle"] * 3 + ["failed"] + ["idle"] * 4
     boost = next(one for one in proposal.options if one.kind == "shrink_boost")
     after = after_rows(proposal.before, boost)
     assert [name for name, _ in after[1].cells] == ["boosted"] * 3 + ["dead"] + ["boosted"] * 4

@@ -1,6 +1,6 @@
 // Head of a proposal: what, why, on what evidence, for which generation, how long it may be decided and by
 // whom, and how far it has come. The countdown and the ages run in the browser.
-import { anchor, clock, duration, fill, h, mark, root, utc } from "./theme.js";
+import { anchor, duration, fill, h, mark, moment, root, utc } from "./theme.js";
 
 const CSS = `
 .top { display: flex; flex-wrap: wrap; gap: 4px 12px; align-items: center; }
@@ -25,7 +25,7 @@ function draw(state) {
     left > 0 ? h("span", {}, "expires in ", h("b", {}, duration(left))) : "expired: it can no longer be approved");
   const auto = data.auto_at && at.since(data.auto_at) < 0 ? `approved by policy in ${duration(-at.since(data.auto_at))}` : null;
   const evidence = data.evidence.map(([when, what]) => h("div", { title: utc(when) }, `${what} `, h("span", { class: "muted" }, `${duration(at.since(when))} ago`)));
-  const facts = data.compact ? data.facts : [["evidence", evidence.length ? evidence : "none recorded"], ["proposed", h("span", { title: utc(data.created_at) }, `${clock(data.created_at)}, ${duration(at.since(data.created_at))} ago`)],
+  const facts = data.compact ? data.facts : [["evidence", evidence.length ? evidence : "none recorded"], ["proposed", h("span", { title: utc(data.created_at) }, moment(data.created_at), `, ${duration(at.since(data.created_at))} ago`)],
     ...data.facts, auto && ["policy", auto]].filter(Boolean);
   fill(node, [
     h("div", { class: "top" }, h("span", { class: "title" }, data.title), h("span", { class: "chip" }, mark(data.look), data.look.word), countdown),

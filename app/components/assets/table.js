@@ -1,6 +1,6 @@
 // A real HTML table: numbers right-aligned, times in the viewer's zone with UTC on hover, rows keyed so
 // that new ones show for a moment. With `selectable`, a click or Enter hands the row's id to Python.
-import { anchor, clock, duration, fill, h, mark, root, utc } from "./theme.js";
+import { anchor, duration, fill, h, mark, moment, root, utc } from "./theme.js";
 
 const CSS = `
 .scroll { overflow-x: auto; } .tall { max-height: var(--max); overflow-y: auto; }
@@ -16,15 +16,16 @@ tr[tabindex] { cursor: pointer; } tr[tabindex]:hover td { background: var(--soft
 tr[tabindex]:focus-visible { outline: 2px solid var(--st-primary-color); outline-offset: -2px; }
 tr.fresh td { animation: fresh 6s ease-out; }
 @keyframes fresh { from { background: color-mix(in srgb, var(--st-primary-color) 30%, transparent); } to { background: transparent; } }
+.sub { display: block; font-weight: 400; font-size: 12px; line-height: 1.35; }
 .empty { padding: 6px 0; }
 `;
 const states = new WeakMap();
 
 function content(cell, at) {
   if (cell === null || typeof cell !== "object") return { nodes: [String(cell ?? "")] };
-  if (cell.time !== undefined) return { nodes: [clock(cell.time)], title: utc(cell.time) };
+  if (cell.time !== undefined) return { nodes: moment(cell.time), title: utc(cell.time) };
   if (cell.age !== undefined) return { nodes: [duration(at.since(cell.age)) + " ago"], title: utc(cell.age) };
-  return { nodes: [mark(cell.look), cell.text], title: cell.title };
+  return { nodes: [cell.look && mark(cell.look), cell.text, cell.sub && h("small", { class: "sub muted" }, cell.sub)].filter(Boolean), title: cell.title };
 }
 
 function draw(state) {

@@ -10,6 +10,7 @@ const SHEET = `
   --muted: color-mix(in srgb, var(--st-text-color) 68%, var(--st-background-color)); }
 .cp * { box-sizing: border-box; }
 .muted { color: var(--muted); }
+.zone { font-size: 11px; margin-left: 5px; }
 .num { text-align: right; white-space: nowrap; }
 .chip { display: inline-flex; align-items: center; gap: 5px; border: 1px solid var(--line);
   border-radius: 3px; padding: 0 6px; white-space: nowrap; }
@@ -134,6 +135,12 @@ export function clock(epoch) {
 
 export function utc(epoch) {
   return new Date(epoch * 1000).toISOString().replace("T", " ").slice(0, 19) + " UTC";
+}
+
+/** A moment in the viewer's zone, with UTC beside where that is another. */
+export function moment(epoch) {
+  const away = new Date(epoch * 1000).getTimezoneOffset() !== 0;
+  return [clock(epoch), h("small", { class: "zone muted" }, away ? `${utc(epoch).slice(11, 19)} UTC` : "UTC")];
 }
 
 /**
