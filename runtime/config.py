@@ -217,6 +217,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         _require(bool(self.name) and self.name.isprintable(), "name", self.name, "a printable name")
+        emulated = self.cluster.device == "emulated"
+        fitting = (
+            ("auto", "emulated", "dry_run")
+            if emulated
+            else ("auto", "nvml", "nvml_read_only", "dry_run")
+        )
+        _require(
+            self.power.backend in fitting,
+            "power.backend",
+            self.power.backend,
+            f'one of {fitting} with cluster.device = "{self.cluster.device}"',
+        )
         holdable = min(self.model.num_query_heads, self.model.mlp_hidden // self.model.mlp_block)
         for rack in self.cluster.racks:
             _require(

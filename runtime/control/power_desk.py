@@ -130,7 +130,7 @@ class PowerDesk:
             for one in coordinator.plan.replicas:
                 governor = self._governors.get(one.replica)
                 if one.rack == batch.rack and governor is not None:
-                    governor.granted(batch.caps_w)
+                    governor.granted(batch.caps_w, anew=batch.by != GOVERNOR)
 
     def step_committed(
         self, coordinator: Coordinator, plan: GenerationPlan, done: m.StepDone, now: float

@@ -64,7 +64,7 @@ class HostPower:
         self._backends = dict(backends)
         self._emulated = config.cluster.device == "emulated"
         self._batches: deque[CapBatch] = deque(maxlen=KEPT_BATCHES)
-        self._raised_at = now
+        self._raised_at = {rack.name: now for rack in racks}
         self._retried_at = now
         self._watched_at = now
         host = racks[0].host if racks else "localhost"
@@ -119,7 +119,6 @@ class HostPower:
                     caps.ledger.want(own)
                     caps.retry()
                     self._settle(caps, now, cause, by)
-            self._raised_at = now
 
     def set_budget(self, rack: str, budget_w: float, now: float, by: str) -> None:
         with self._lock:
@@ -151,17 +150,13 @@ class HostPower:
                 for caps in self._racks.values():
                     caps.ledger.retry()
             readings: dict[str, Reading] = {}
-            raise_s = min(5.0, max(0.0, now - self._raised_at))
-            self._raised_at = now
             for name, caps in self._racks.items():
                 found = caps.read()
                 readings |= {f"{name}/{slot}": one for slot, one in enumerate(found)}
-                self._tick_rack(caps, found, now, dt_s, raise_s)
+                self._tick_rack(caps, found, now, dt_s)
             return readings
 
-    def _tick_rack(
-        self, caps: RackCaps, found: list[Reading], now: float, dt_s: float, raise_s: float
-    ) -> None:
+    def _tick_rack(self, caps: RackCaps, found: list[Reading], now: float, dt_s: float) -> None:
         ledger = caps.ledger
         cause, by = "", ""
         hot = ledger.observe([one.temp_c for one in found], [one.throttled for one in found], dt_s)
@@ -173,7 +168,7 @@ class HostPower:
         ):
             ledger.wanted_w.clip(max=ledger.limits.normal_w, out=ledger.wanted_w)
             cause, by = "the controller is away: nobody watches the boost", "agent"
-        self._settle(caps, now, cause, by, raise_s)
+        self._settle(caps, now, cause, by, lasting=False)
 
     # the end ---------------------------------------------------------------------------------
 
@@ -210,10 +205,10 @@ class HostPower:
             caps = self._racks[rack]
             if comes:
                 caps.admit(int(slot))
-                self._settle(caps, now, f"{gpu} comes back", "agent")
+                self._settle(caps, now, f"{gpu} comes back", "agent", 0.0, lasting=False)
             else:
                 caps.dismiss(int(slot))
-                self._settle(caps, now, f"{gpu} has no worker", "agent")
+                self._settle(caps, now, f"{gpu} has no worker", "agent", 0.0, lasting=False)
 
     def _open_rack(self, rack: RackConfig, ramp_w_per_s: float, heat: HeatRule) -> RackCaps:
         backends = [self._backends[f"{rack.name}/{slot}"] for slot in range(rack.gpus)]
@@ -242,12 +237,22 @@ class HostPower:
             self._settle(caps, now, cause, by)
 
     def _settle(
-        self, caps: RackCaps, now: float, cause: str, by: str, raise_s: float | None = None
+        self,
+        caps: RackCaps,
+        now: float,
+        cause: str,
+        by: str,
+        raise_s: float | None = None,
+        *,
+        lasting: bool = True,
     ) -> None:
-        dt_s = min(1.0, max(0.0, now - self._raised_at)) if raise_s is None else raise_s
-        batch = caps.settle(now, dt_s, cause, by)
-        if batch is not None:
-            self._batches.append(batch)
+        dt_s = min(1.0, max(0.0, now - self._raised_at[caps.rack])) if raise_s is None else raise_s
+        batch = caps.settle(now, dt_s, cause, by, lasting=lasting)
+        if batch is None:
+            return
+        if any(after > before for before, after in zip(batch.from_w, batch.to_w, strict=True)):
+            self._raised_at[caps.rack] = now
+        self._batches.append(batch)
 
     def _keep_prior(self) -> None:
         """Write down what was found, before anything changes."""

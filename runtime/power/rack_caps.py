@@ -70,14 +70,17 @@ class RackCaps:
         self._told_limit = ""
         self.cause, self.by = "the agent started", "agent"
 
-    def settle(self, at: float, dt_s: float, cause: str = "", by: str = "") -> CapBatch | None:
+    def settle(
+        self, at: float, dt_s: float, cause: str = "", by: str = "", *, lasting: bool = True
+    ) -> CapBatch | None:
         """Bring the devices towards what is wished; what came of it, None when nothing did.
 
         Args:
             at: for the record. dt_s: seconds since raises were last handed out (ramp).
             cause: why now and by whom; "" goes on for the last cause (a ramp).
+            lasting: later raises go by this cause too.
         """
-        if cause:
+        if cause and lasting:
             self.cause, self.by = cause, by
         before = self.ledger.caps_w.copy()
         refused_before = dict(self._refusals)
@@ -96,8 +99,8 @@ class RackCaps:
         return CapBatch(
             rack=self.rack,
             at=at,
-            cause=self.cause,
-            by=self.by,
+            cause=cause or self.cause,
+            by=by or self.by,
             slots=tuple(changed),
             from_w=tuple(float(before[slot]) for slot in changed),
             to_w=tuple(float(after[slot]) for slot in changed),
