@@ -26,8 +26,9 @@ class TrimRule(msgspec.Struct, frozen=True, kw_only=True):
     late: a slot that takes this much longer than the reference gets watts; early: one that is this
         much sooner gives some back, after `patience` such decisions in a row.
     largest: most that one trim changes a cap by, as a share of it.
-    gain: a raise that shortens the longest lag by less does not help; after `tries` of them in a
-        row the boost goes back to the plan's (free watts) or stays as it is (held back).
+    gain: a raise that shortens the longest lag by less than this share of itself does not help;
+        after `tries` of them in a row the boost goes back to the plan's. At a limit one is enough,
+        and the boost stays.
     """
 
     steps: int = 3
@@ -36,7 +37,7 @@ class TrimRule(msgspec.Struct, frozen=True, kw_only=True):
     early: float = 0.03
     patience: int = 2
     largest: float = 0.08
-    gain: float = 0.003
+    gain: float = 0.05
     tries: int = 3
 
 
@@ -68,7 +69,7 @@ class Governor:
         self._early = 0
         self._in_vain = 0
         self._resting = False
-        self._raised_at_lag = np.inf
+        self._expected_lag = np.inf
         self.lag = 0.0
 
     @property
@@ -88,7 +89,7 @@ class Governor:
             self._granted_w = caps.copy()
             self._begin_window()
         if anew:
-            self._in_vain, self._resting, self._raised_at_lag = 0, False, np.inf
+            self._in_vain, self._resting, self._expected_lag = 0, False, np.inf
 
     def observe(self, share_s: Sequence[float] | Floats, reference_s: float) -> Floats | None:
         """Take every slot's share of one step; new wishes when a trim is due.
@@ -112,24 +113,21 @@ class Governor:
         if late.any():
             self._early = 0
             return self._raise(lateness, late)
-        self._in_vain, self._resting, self._raised_at_lag = 0, False, np.inf
+        self._in_vain, self._resting, self._expected_lag = 0, False, np.inf
         return self._lower(lateness)
 
     def _raise(self, lateness: Floats, late: npt.NDArray[np.bool_]) -> Floats | None:
         """Watts for the slots that are late, unless the last ones did not help."""
         if self._resting:
             return None
-        if self.lag > self._raised_at_lag - self._rule.gain:
-            self._in_vain += 1
-        else:
-            self._in_vain = 0
-        self._raised_at_lag = self.lag
+        self._in_vain = self._in_vain + 1 if self.lag > self._expected_lag else 0
         if self._in_vain >= (1 if self._is_held_back() else self._rule.tries):
             self._resting = True
             return None if self._is_held_back() else self._wish(self._planned_w)
         # Pace rises more slowly than power, so a step of the same ratio never overshoots; it starts
         # from what was granted, not from what was wished: no wind-up at a limit.
         change = np.minimum(lateness, self._rule.largest)
+        self._expected_lag = self.lag - self._rule.gain * float(change[late].max())
         wished = np.ceil(self._granted_w * (1.0 + change) - 1e-6)
         return self._wish(np.where(late, wished, self._granted_w))
 
