@@ -90,6 +90,7 @@ def agent(config_path: Path | None, host: str, address: str) -> None:
         key=control_key(),
         telemetry=telemetry,
         stop=stop,
+        home=settings.home,
     )
 
     def end() -> None:

@@ -14,10 +14,12 @@ import queue
 import signal
 import threading
 import time
+import uuid
 from collections import deque
 from multiprocessing import AuthenticationError, forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 
 import msgspec
 
@@ -26,10 +28,13 @@ from runtime.control import messages as m
 from runtime.control.channel import Channel, connect
 from runtime.control.telemetry import HostTelemetry
 from runtime.control.worker_entry import worker_main
+from runtime.health.observation import Observation
+from runtime.health.sources.watch import open_watch
 
 RECONNECT_S = 0.25
 KEPT_STEPS = 4096
 KEPT_CAPS = 256
+KEPT_OBSERVATIONS = 1024
 _READY = m.WorkerReady.__name__
 _LOG = logging.getLogger(__name__)
 
@@ -57,6 +62,7 @@ class Agent:
         address: (host, port) of the controller. key: the control key.
         telemetry: devices of this host: caps, slowness, 1 Hz records.
         stop: set from outside to end.
+        home: folder that remembers which board sits in which slot; None remembers nothing.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class Agent:
         key: bytes,
         telemetry: HostTelemetry,
         stop: threading.Event,
+        home: Path | None = None,
     ) -> None:
         self._config_json = msgspec.json.encode(config)
         self._host = host
@@ -92,7 +99,9 @@ class Agent:
         # Caps that were set, told again after a gap; numbered so that each counts once.
         self._kept_caps: deque[bytes] = deque(maxlen=KEPT_CAPS)
         self._epoch, self._num_caps = time.time_ns(), 0
+        self._kept_observations: deque[bytes] = deque(maxlen=KEPT_OBSERVATIONS)
         self._uplink = threading.Lock()
+        self._watch = open_watch(config.health, self.gpus, self._observed, home)
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -104,6 +113,7 @@ class Agent:
         os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
         forkserver.ensure_running()
         threading.Thread(target=self._stay_connected, name="uplink", daemon=True).start()
+        self._watch.start(self._stop)
         try:
             while not self._stop.is_set():
                 self._serve_once()
@@ -216,6 +226,8 @@ class Agent:
         elif isinstance(order, m.SetDevice):
             self._telemetry.set_devices(order)
             self._tell_caps()
+        elif isinstance(order, m.SetVerdicts):
+            self._telemetry.set_verdicts(order.states)
         elif isinstance(order, m.EnterGeneration):
             self._telemetry.generation_entered(order.plan)
             for gpu in order.plan.members():
@@ -270,13 +282,19 @@ class Agent:
             self._send_speed(self._slots[gpu])
         for batch in self._telemetry.take_batches():
             self._num_caps += 1
-            told = m.CapsSet(
-                host=self._host, epoch=self._epoch, number=self._num_caps, batch=batch
-            )
+            told = m.CapsSet(host=self._host, epoch=self._epoch, number=self._num_caps, batch=batch)
             data = m.encode(told)
             with self._uplink:
                 self._kept_caps.append(data)
             self._send_up(data)
+
+    def _observed(self, observation: Observation) -> None:
+        """Tell the controller what a health source saw; called by the sources' threads."""
+        told = m.Observed(host=self._host, id=uuid.uuid4().hex, observation=observation)
+        data = m.encode(told)
+        with self._uplink:
+            self._kept_observations.append(data)
+        self._send_up(data)
 
     def _send_up(self, data: bytes) -> None:
         controller = self._controller
@@ -322,6 +340,7 @@ class Agent:
             # Steps before standings: a standing's own last step would hide those before it.
             ready = [data for (_, kind), data in self._kept_state.items() if kind == _READY]
             rest = [data for (_, kind), data in self._kept_state.items() if kind != _READY]
-            for data in (*ready, *self._kept_steps, *rest, *self._kept_caps):
+            kept = (*self._kept_steps, *rest, *self._kept_caps, *self._kept_observations)
+            for data in (*ready, *kept):
                 channel.send(data)
             self._controller = channel

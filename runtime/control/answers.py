@@ -18,6 +18,7 @@ from storage.records import (
     DecisionMade,
     EventHappened,
     Fault,
+    Report,
     SetBudget,
     Stop,
     Trigger,
@@ -49,6 +50,8 @@ def answer_command(
             message = _trigger(desk, coordinator, command, now)
         elif isinstance(command, Fault):
             message = _fault(coordinator, command, now, outgoing)
+        elif isinstance(command, Report):
+            message = _report(coordinator, command, now)
         elif isinstance(command, SetBudget):
             message = _set_budget(coordinator, command, now)
         elif not isinstance(command, Stop):
@@ -141,12 +144,23 @@ def _trigger(desk: Desk, coordinator: Coordinator, command: Trigger, now: float)
     return f"opened proposal {proposal.id}: {comparison.choice.title}"
 
 
-def _fault(coordinator: Coordinator, command: Fault, now: float, outgoing: Outgoing) -> str:
-    if command.gpu not in coordinator.fleet:
+def _report(coordinator: Coordinator, command: Report, now: float) -> str:
+    _known_gpu(coordinator, command.gpu)
+    if not command.reason.strip():
+        raise _Refused("invalid", "a report needs a reason")
+    return coordinator.examiner.report(coordinator, command, now)
+
+
+def _known_gpu(coordinator: Coordinator, gpu: str) -> None:
+    if gpu not in coordinator.fleet:
         racks = ", ".join(
             f"{rack.name}/0..{rack.gpus - 1}" for rack in coordinator.config.cluster.racks
         )
-        raise _Refused("unknown", f"there is no GPU {command.gpu}; the run has {racks}")
+        raise _Refused("unknown", f"there is no GPU {gpu}; the run has {racks}")
+
+
+def _fault(coordinator: Coordinator, command: Fault, now: float, outgoing: Outgoing) -> str:
+    _known_gpu(coordinator, command.gpu)
     view = coordinator.fleet[command.gpu]
     if command.kind != "repair" and coordinator.config.cluster.device != "emulated":
         raise _Refused("not_allowed", "faults can be injected on emulated devices only")
@@ -193,13 +207,16 @@ def _set_budget(coordinator: Coordinator, command: SetBudget, now: float) -> str
 def _repair(coordinator: Coordinator, command: Fault, now: float) -> str:
     view = coordinator.fleet[command.gpu]
     if view.status == "alive":
-        if view.slowness == 1.0:
+        is_well = coordinator.examiner.verdict(view.gpu).state == "healthy"
+        if view.slowness == 1.0 and is_well:
             raise _Refused("invalid", f"{view.gpu} is alive; there is nothing to repair")
         view.slowness = 1.0
         coordinator.order(m.SetDevice(slowness={view.gpu: 1.0}), view.host)
+        coordinator.examiner.forgiven(coordinator, view.gpu, now)
         return f"{view.gpu} is back to speed"
     if view.status == "starting":
         raise _Refused("invalid", f"{view.gpu} is already being brought back")
     view.status, view.since = "starting", now
+    coordinator.examiner.repair_began(coordinator, view.gpu, now)
     coordinator.order(m.StartWorkers(gpus=(view.gpu,), store=coordinator.store), view.host)
     return f"{view.gpu} is being brought back"

@@ -16,6 +16,7 @@ import msgspec
 from runtime.config import Config
 from runtime.control import messages as m
 from runtime.control.desk import Desk
+from runtime.control.examiner import Examiner
 from runtime.control.fence import Fence
 from runtime.control.fleet import Fleet, GpuView
 from runtime.control.instructions import Finish, Instruction, Order, Outgoing, Record, Seal
@@ -73,6 +74,7 @@ class Coordinator:
         self.desk = Desk(config, run=run, outgoing=self.outgoing)
         self.power = PowerDesk(config, run=run, outgoing=self.outgoing)
         self.progress.power = self.power
+        self.examiner = Examiner(config, run=run, outgoing=self.outgoing)
         self.phase: Phase = "starting"
         self.plan: GenerationPlan | None = None
         self.ended: Finish | None = None
@@ -102,6 +104,8 @@ class Coordinator:
             self._on_hello(message, now)
         elif isinstance(message, m.CapsSet):
             self.power.caps_set(self, message, now)
+        elif isinstance(message, m.Observed):
+            self.examiner.observed(self, message, now)
         elif message.gpu not in self.fleet:
             self._event("unknown_gpu", "warning", f"a message came from {message.gpu}", now)
         elif isinstance(message, m.WorkerReady):
@@ -133,6 +137,7 @@ class Coordinator:
                 self._start_when_ready(now)
             self._save_deadline(now)
             self._fence.look(self, now)
+            self.examiner.tick(self, now)
             self.desk.tick(self, now)
         return self.outgoing.take()
 
@@ -225,6 +230,7 @@ class Coordinator:
         self._event("controller_restarted", "warning", "the controller took the run over", now)
         if self.plan is None:
             return
+        self.examiner.generation_published(self.plan)
         self._set_phase("training", now)
         if phase == "entering" and not self.progress.formed:
             cause = f"the controller restarted while generation {self._number} formed"
@@ -264,6 +270,7 @@ class Coordinator:
             elif pid is None and view.status == "alive":
                 self._lose(view.gpu, now, now, "its process is gone")
         self.power.hello(self, hello)
+        self.examiner.hello(self, hello.host)
         if missing:
             self.order(m.StartWorkers(gpus=tuple(missing), store=self.store), hello.host)
         self._tell_again(hello.host)
@@ -282,6 +289,7 @@ class Coordinator:
         if view.status == "alive":
             self._lose(ready.gpu, now, now, "another worker took its place")
         self.fleet.started(ready.gpu, ready.pid, now)
+        self.examiner.worker_back(self, ready.gpu, now)
         if self.phase == "starting":
             self._start_when_ready(now)
             return
@@ -307,6 +315,7 @@ class Coordinator:
         self.fleet.exited(gpu, now)
         self._last_words = f"{gpu} failed: {why}"
         self._event("gpu_failed", "critical", self._last_words, now, gpu)
+        self.examiner.worker_lost(self, gpu, why, now)
         self.desk.note(view.replica, happened_at, f"{gpu} failed: {why}")
         if self.phase in ("entering", "training", "leaving") and self._is_member(gpu):
             self.progress.failure(happened_at, now)
@@ -431,6 +440,7 @@ class Coordinator:
         self._parked, self._entered = set(), set()
         self._set_phase("entering", now)
         self.power.generation_published(self, plan)
+        self.examiner.generation_published(plan)
         self.order(m.EnterGeneration(plan=plan))
         self.progress.generation_published(plan, bytes_moved, now)
         if self._finish is not None:
@@ -528,6 +538,8 @@ class Coordinator:
                 self.desk.followup.changed(max(0.0, done.at - done.step_s - began_at))
         self.desk.step_committed(self, done)
         self.power.step_committed(self, plan, done, now)
+        if done.generation == self._number:
+            self.examiner.step_committed(self, plan, done, now)
         if self._all_steps_done() and self._finish is None:
             reason = f"all {self.config.train.steps} steps are done"
             self._finish = Finish(status="stopped", reason=reason)

@@ -230,10 +230,11 @@ class Desk:
     # proposals -------------------------------------------------------------------------------
 
     def _is_due(self, about: Facts) -> bool:
-        _, mode, live, alive = about
-        if about in self._dismissed or not alive:
+        _, mode, live, alive, left_out = about
+        fit = tuple(slot for slot in alive if slot not in left_out)
+        if about in self._dismissed or not fit:
             return False
-        return mode != "training" or live != alive
+        return mode != "training" or live != fit
 
     def _has_open(self, replica: int) -> bool:
         return any(
@@ -337,7 +338,8 @@ class Desk:
         if option.kind == "drop":
             aim = aims[proposal.replica]
             alive = coordinator.fleet.alive(proposal.replica)
-            self._after_change.add((proposal.replica, aim.mode, aim.live, alive))
+            left_out = _facts(coordinator, proposal.replica)[4]
+            self._after_change.add((proposal.replica, aim.mode, aim.live, alive, left_out))
         self._move(answered, "applying", decision.at, "waiting for the step boundary")
         coordinator.change_shape(
             aims,
@@ -425,4 +427,7 @@ class Desk:
 def _facts(coordinator: Coordinator, replica: int) -> Facts:
     assert coordinator.plan is not None
     plan = coordinator.plan.replicas[replica]
-    return (replica, plan.mode, plan.live, coordinator.fleet.alive(replica))
+    alive = coordinator.fleet.alive(replica)
+    left_out = coordinator.examiner.left_out(plan.gpus).slots
+    still_there = tuple(slot for slot in left_out if slot in alive)
+    return (replica, plan.mode, plan.live, alive, still_there)

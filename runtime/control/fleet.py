@@ -9,8 +9,9 @@ from typing import Literal
 from runtime.config import Config
 from runtime.plan.generation import Standing
 
-# What a proposal is about: replica, its mode, its live slots, its slots with a worker.
-Facts = tuple[int, str, tuple[int, ...], tuple[int, ...]]
+# What a proposal is about: replica, its mode, its live slots, its slots with a worker, and those of
+# them that are better left out.
+Facts = tuple[int, str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 WorkerStatus = Literal["absent", "starting", "alive", "dead"]
 
 

@@ -11,10 +11,12 @@ from typing import Any, Literal, cast
 import msgspec
 
 from runtime.errors import CounterpoiseError
+from runtime.health.observation import Observation
 from runtime.plan.generation import GenerationPlan, Standing
 from runtime.plan.manifest import Part
 from runtime.power.host import PowerOffer
 from runtime.power.rack_caps import CapBatch
+from storage.records import GpuState
 
 
 class MessageError(CounterpoiseError):
@@ -122,6 +124,14 @@ class CapsSet(_Message, frozen=True, kw_only=True, tag="caps_set"):
     batch: CapBatch
 
 
+class Observed(_Message, frozen=True, kw_only=True, tag="observed"):
+    """What a health source of a host saw. id: told again after a gap, it counts once."""
+
+    host: str
+    id: str
+    observation: Observation
+
+
 class WorkerExited(_Message, frozen=True, kw_only=True, tag="worker_exited"):
     """A worker process is gone. code: exit code, negative for a signal."""
 
@@ -159,6 +169,12 @@ class SetDevice(_Message, frozen=True, kw_only=True, tag="set_device"):
     by: str = "controller"
 
 
+class SetVerdicts(_Message, frozen=True, kw_only=True, tag="set_verdicts"):
+    """GPU id -> its state by the controller's verdict, to be shown."""
+
+    states: dict[str, GpuState]
+
+
 class EnterGeneration(_Message, frozen=True, kw_only=True, tag="enter_generation"):
     plan: GenerationPlan
 
@@ -189,9 +205,18 @@ class DeviceSpeed(_Message, frozen=True, kw_only=True, tag="device_speed"):
 
 
 FromWorker = WorkerReady | Pulse | Entered | StepDone | Parked | Saved | WorkerFailed
-FromAgent = FromWorker | AgentHello | CapsSet | WorkerExited
+FromAgent = FromWorker | AgentHello | CapsSet | Observed | WorkerExited
 ToWorker = EnterGeneration | LeaveGeneration | DeviceSpeed | Save | Quit
-ToAgent = StartWorkers | KillWorker | SetDevice | EnterGeneration | LeaveGeneration | Save | Quit
+ToAgent = (
+    StartWorkers
+    | KillWorker
+    | SetDevice
+    | SetVerdicts
+    | EnterGeneration
+    | LeaveGeneration
+    | Save
+    | Quit
+)
 
 
 def encode(message: _Message) -> bytes:

@@ -35,7 +35,8 @@ def _replica(coordinator: Coordinator, replica: int) -> ReplicaSituation:
     home = home_holders(config.model, rack.gpus)
     gpus = tuple(f"{rack.name}/{slot}" for slot in range(rack.gpus))
     alive = coordinator.fleet.alive(replica)
-    slowness = tuple(coordinator.fleet[gpu].slowness for gpu in gpus)
+    slowness = tuple(coordinator.examiner.slowness(gpu) for gpu in gpus)
+    left_out = coordinator.examiner.left_out(gpus)
     normal = (config.emulated.normal_cap_w,) * rack.gpus
     if coordinator.plan is None:
         return ReplicaSituation(
@@ -59,7 +60,9 @@ def _replica(coordinator: Coordinator, replica: int) -> ReplicaSituation:
         home=home,
         holders=plan.holders,
         live=live,
-        returned=tuple(slot for slot in alive if slot not in live),
+        returned=tuple(slot for slot in alive if slot not in live and slot not in left_out.slots),
+        left_out=tuple(slot for slot in left_out.slots if slot in live),
+        unfit=left_out.urgent and any(slot in live for slot in left_out.slots),
         caps_w=tuple(
             cap or config.emulated.normal_cap_w
             for cap in (coordinator.power.wished_w(replica) or plan.caps_w or normal)

@@ -41,6 +41,7 @@ class _Gpu:
     def __init__(self, device: EmulatedDevice | None) -> None:
         self.device = device
         self.state: GpuState = "failed"
+        self.verdict: GpuState = "healthy"
         self.share_s = 0.0
         self.utilisation = 0.0
         self.told_speed = 1.0
@@ -104,6 +105,13 @@ class HostTelemetry:
             if entry.device is not None:
                 entry.device.set_slowness(1.0)
         self.power.worker_exited(gpu, self._clock())
+
+    def set_verdicts(self, states: Mapping[str, GpuState]) -> None:
+        """Show GPUs as the controller's verdicts say."""
+        with self._lock:
+            for gpu, state in states.items():
+                if gpu in self._gpus:
+                    self._gpus[gpu].verdict = state
 
     def generation_entered(self, plan: GenerationPlan) -> None:
         with self._lock:
@@ -216,7 +224,7 @@ class HostTelemetry:
             budget_w=ledger.budget_w,
             normal_cap_w=ledger.limits.normal_w,
             max_cap_w=ledger.limits.max_w,
-            states=bytes(GPU_STATES.index(entry.state) for entry in entries),
+            states=bytes(GPU_STATES.index(_shown(entry)) for entry in entries),
             power_w=packed("power_w"),
             cap_w=caps_w.astype("<f4").tobytes(),
             temp_c=packed("temp_c"),
@@ -237,3 +245,10 @@ class HostTelemetry:
             if not self._store_away:
                 _LOG.warning("telemetry is not published: %s", error)
             self._store_away = True
+
+
+def _shown(entry: _Gpu) -> GpuState:
+    """The verdict, unless the worker's end came before it."""
+    if entry.state == "failed":
+        return "repairing" if entry.verdict == "repairing" else "failed"
+    return "healthy" if entry.verdict in ("failed", "repairing") else entry.verdict

@@ -151,6 +151,10 @@ class SlowDetector:
             current.append(self._stretch(""))
         return sorted(current, key=lambda each: -each.ratio)
 
+    def forget(self, worker: str) -> None:
+        """What was held against a worker no longer counts."""
+        self._workers.pop(worker, None)
+
     # a round ---------------------------------------------------------------------------------
 
     def _score(self, name: str, at: float, excess: float) -> None:

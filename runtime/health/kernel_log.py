@@ -137,6 +137,11 @@ class KernelLogReader:
             return []
         return self._event(held, decoded)
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether the last line may still go on."""
+        return self._held is not None
+
     # lines that belong together --------------------------------------------------------------
 
     def _goes_on(self, message: Message) -> bool:

@@ -54,6 +54,8 @@ class _Change(NamedTuple):
 
 def build(situation: Situation, subject: ReplicaSituation, kind: ActionKind) -> Option:
     """The option of `kind` for replica `subject`; infeasible ones say why in `reason`."""
+    if subject.left_out and kind in ("shrink", "shrink_boost"):
+        situation, subject = _drained(situation, subject)
     reason = _obstacle(situation, subject, kind)
     if reason:
         return _infeasible(situation, subject, kind, reason)
@@ -74,6 +76,13 @@ def build(situation: Situation, subject: ReplicaSituation, kind: ActionKind) -> 
         situation.costs.reconfigure_s,
     )
     return _predicted(situation, subject, change)
+
+
+def _drained(situation: Situation, subject: ReplicaSituation) -> tuple[Situation, ReplicaSituation]:
+    """Both as if the slots to be left out were dead: a planned drain shrinks before they are."""
+    drained = subject.drained
+    replicas = tuple(drained if each is subject else each for each in situation.replicas)
+    return msgspec.structs.replace(situation, replicas=replicas), drained
 
 
 # what stands in the way ------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def compare(situation: Situation, replica: int, *, wanted: ActionKind | None = N
     if wanted is not None and wanted not in kinds:
         kinds = (*kinds, wanted)
     options = tuple(build(situation, subject, kind) for kind in kinds)
-    chosen = kinds.index(wanted) if wanted is not None else _recommend(situation, options)
+    chosen = kinds.index(wanted) if wanted is not None else _recommend(situation, subject, options)
     return Comparison(replica, options, chosen)
 
 
@@ -117,13 +117,13 @@ def _subject(situation: Situation, replica: int) -> ReplicaSituation:
 
 def _kinds(subject: ReplicaSituation) -> tuple[ActionKind, ...]:
     """What to compare, simplest first."""
-    if subject.dead:
+    if subject.dead or subject.left_out:
         grow: tuple[ActionKind, ...] = ("grow",) if subject.returned else ()
         return ("carry_on", "shrink", "shrink_boost", *grow, "drop", "replace", "restart")
     return ("carry_on", "grow", "drop")
 
 
-def _recommend(situation: Situation, options: tuple[Option, ...]) -> int:
+def _recommend(situation: Situation, subject: ReplicaSituation, options: tuple[Option, ...]) -> int:
     """Most tokens committed over the horizon; within the prediction's error, the fewest watts.
 
     Falls back to the first option (carry on, infeasible with its reason) when nothing can be done.
@@ -131,6 +131,9 @@ def _recommend(situation: Situation, options: tuple[Option, ...]) -> int:
     horizon_s = situation.costs.horizon_s
     normal_w = situation.normal_cap_w
     feasible = [index for index, option in enumerate(options) if option.feasible]
+    if subject.unfit:
+        # What is about to fail is left before it does, whatever it still yields.
+        feasible = [i for i in feasible if options[i].kind != "carry_on"] or feasible
     if not feasible:
         return 0
     value = {

@@ -33,6 +33,8 @@ class ReplicaSituation(msgspec.Struct, frozen=True, kw_only=True):
         naming slots that are dead). live: slots that hold its state now. returned: slots that are
         back but hold nothing yet; all others are dead.
     caps_w, slowness: per slot; slowness is measured, 1.0 is none, () means none anywhere.
+    left_out: live slots that an option may leave out: slow, or about to fail. unfit: to carry on
+        with them is no choice.
     """
 
     replica: int
@@ -45,6 +47,8 @@ class ReplicaSituation(msgspec.Struct, frozen=True, kw_only=True):
     caps_w: tuple[float, ...]
     returned: tuple[int, ...] = ()
     slowness: tuple[float, ...] = ()
+    left_out: tuple[int, ...] = ()
+    unfit: bool = False
 
     @property
     def num_slots(self) -> int:
@@ -57,8 +61,14 @@ class ReplicaSituation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def usable(self) -> tuple[int, ...]:
-        """Slots that could train: live or returned."""
-        return tuple(sorted({*self.live, *self.returned}))
+        """Slots that could train: live or returned, and fit."""
+        return tuple(sorted({*self.live, *self.returned} - set(self.left_out)))
+
+    @property
+    def drained(self) -> ReplicaSituation:
+        """The replica once the slots to be left out are gone: they count as dead."""
+        live = tuple(slot for slot in self.live if slot not in self.left_out)
+        return msgspec.structs.replace(self, live=live, left_out=(), unfit=False)
 
     @property
     def intact(self) -> bool:

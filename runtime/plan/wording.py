@@ -34,6 +34,9 @@ def title(subject: ReplicaSituation, kind: ActionKind) -> str:
 def risk(situation: Situation, subject: ReplicaSituation, kind: ActionKind) -> str:
     """What may go wrong or be lost, in plain words."""
     training = sum(1 for replica in situation.replicas if replica.trains and replica is not subject)
+    if subject.unfit and kind == "carry_on":
+        named = ", ".join(map(str, subject.left_out))
+        return f"High: slot {named} is about to fail or has to be reset."
     if kind == "carry_on" and subject.trains:
         return "None: nothing changes."
     if kind in ("carry_on", "drop"):

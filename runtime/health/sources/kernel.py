@@ -14,6 +14,9 @@ from runtime.health.kernel_log import KernelLogReader
 from runtime.health.observation import Identity, Observation
 from runtime.health.sources.port import SourceState
 
+# How long the rest of a wrapped line may take to come.
+_WRAP_S = 0.1
+
 
 class LineFeed(Protocol):
     """Where lines come from. `lines` waits at most about `timeout_s`.
@@ -35,6 +38,8 @@ class LineFeed(Protocol):
 class KernelLogSource:
     """Follows a kernel log. `clock` dates observations: the log's own times may count from boot."""
 
+    waits = True
+
     def __init__(
         self, feed: LineFeed, catalogue: Catalogue, clock: Callable[[], float] = time.time
     ) -> None:
@@ -54,16 +59,19 @@ class KernelLogSource:
         return self.state
 
     def poll(self, timeout_s: float) -> Sequence[Observation]:
+        found: list[Observation] = []
         try:
-            lines = self._feed.lines(timeout_s)
+            while lines := self._feed.lines(timeout_s):
+                for line in lines:
+                    found += self.reader.feed(line)
+                if not self.reader.is_holding:
+                    break
+                timeout_s = _WRAP_S
         except OSError as error:
             self._failed(error)
-            lines = []
-        found: list[Observation] = []
-        for line in lines:
-            found += self.reader.feed(line)
-        if not lines:
-            found += self.reader.flush()  # The log pauses: nothing goes on with what is held.
+        else:
+            # The log pauses: nothing goes on with what is held.
+            found += self.reader.flush()
         now = self._clock()
         return [msgspec.structs.replace(each, at=now, line=None) for each in found]
 

@@ -39,6 +39,7 @@ class NvmlSource:
     """Watches every GPU of this host through NVML."""
 
     name = "nvml"
+    waits = True
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ class SmiSource:
     """`nvidia-smi -q -x`, for hosts where NVML cannot be loaded here."""
 
     name = "nvidia_smi"
+    waits = False
 
     def __init__(
         self, command: str, catalogue: Catalogue, clock: Callable[[], float] = time.time
@@ -72,6 +73,7 @@ class PrometheusSource:
     """Scrapes an exporter. Its Xid gauge shows the last Xid for ever: only a change is an event."""
 
     name = "prometheus"
+    waits = False
 
     def __init__(
         self, url: str, catalogue: Catalogue, clock: Callable[[], float] = time.time

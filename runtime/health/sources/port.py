@@ -20,7 +20,8 @@ class SourceState(NamedTuple):
 
 
 class HealthSource(Protocol):
-    """One source. Only one thread calls it.
+    """One source. Only one thread calls it. waits: `poll` itself waits until something is there;
+    one that does not is asked once every poll_s.
 
     Contract: `open` never raises for what the outside does; it returns the state. `poll` waits at
     most about `timeout_s`, returns what was seen, and turns a failure into the state; the caller
@@ -29,6 +30,7 @@ class HealthSource(Protocol):
 
     name: str
     state: SourceState
+    waits: bool
 
     def open(self) -> SourceState:
         """Begin to watch; from now on, not from the past."""

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from runtime.health.address_map import AddressMap
 from runtime.health.catalogue import Catalogue, load_catalogue
 from runtime.health.config import HealthConfig
@@ -34,7 +36,7 @@ class Watch:
         sources: from `sources_of`, or a test's.
         addresses: maps what sources call a GPU to the run's ids.
         sink: gets every observation that is news, from any thread.
-        poll_s: seconds between polls.
+        poll_s: seconds between polls. kept: file that remembers the boards' slots, or None.
     """
 
     def __init__(
@@ -44,11 +46,14 @@ class Watch:
         addresses: AddressMap,
         sink: Callable[[Observation], None],
         poll_s: float,
+        kept: Path | None = None,
     ) -> None:
         self._sources = list(sources)
         self._addresses = addresses
         self._sink = sink
         self._poll_s = poll_s
+        self._kept = kept
+        self._remembered = addresses.remember()
         self._lock = threading.Lock()
         self._told: dict[tuple[str, str], tuple[object, ...]] = {}
         self._states: dict[str, SourceState] = {}
@@ -87,17 +92,32 @@ class Watch:
                 return
             self._note(source.state)
             self.take(source, found)
-            stop.wait(0 if found else max(0.0, self._poll_s - (time.monotonic() - began)))
+            if not source.waits:
+                stop.wait(max(0.0, self._poll_s - (time.monotonic() - began)))
 
     def take(self, source: HealthSource, found: Sequence[Observation]) -> None:
         """Place observations and hand on those that are news."""
         with self._lock:
             identities, complete = source.identities()
             self._addresses.learn(identities, complete=complete)
+            self._remember()
             placed = [self._addresses.placed(each) for each in found]
             news = [each for each in placed if self._is_news(each)]
         for each in news:
             self._sink(each)
+
+    def _remember(self) -> None:
+        """Write down who sits where, when that has changed."""
+        boards = self._addresses.remember()
+        if self._kept is None or boards == self._remembered:
+            return
+        self._remembered = boards
+        fresh = self._kept.with_suffix(".new")
+        try:
+            fresh.write_bytes(msgspec.json.encode(boards))
+            fresh.replace(self._kept)
+        except OSError as error:
+            _LOG.warning("%s cannot be written: %s", self._kept, error)
 
     def _is_news(self, seen: Observation) -> bool:
         if not seen.snapshot:
@@ -117,6 +137,39 @@ class Watch:
         if before != state:
             level = logging.INFO if state.status == "watching" else logging.WARNING
             _LOG.log(level, "health source %s: %s %s", state.name, state.status, state.reason)
+
+
+def open_watch(
+    config: HealthConfig,
+    gpus: Sequence[str],
+    sink: Callable[[Observation], None],
+    home: Path | None,
+) -> Watch:
+    """The watch of an agent's host; with no source configured it does nothing.
+
+    home: where to remember which board sits in which slot, over restarts.
+    """
+    kept = home / "boards.json" if home is not None else None
+    addresses = AddressMap(gpus, config.gpus, _recalled(kept))
+    if config.sources:
+        addresses.learn(proc_identities())
+    return Watch(
+        sources_of(config) if config.sources else [],
+        addresses=addresses,
+        sink=sink,
+        poll_s=config.poll_s,
+        kept=kept,
+    )
+
+
+def _recalled(kept: Path | None) -> dict[str, str]:
+    if kept is None or not kept.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(kept.read_bytes(), type=dict[str, str])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        _LOG.warning("%s is not used: %s", kept, error)
+        return {}
 
 
 def sources_of(config: HealthConfig, catalogue: Catalogue | None = None) -> list[HealthSource]:
