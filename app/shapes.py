@@ -104,7 +104,7 @@ def shape_rows(replicas: Sequence[ReplicaState], batch: int, looks: Looks) -> tu
 def before_rows(
     before: Sequence[ReplicaState], options: Sequence[Option], batch: int
 ) -> tuple[ShapeRow, ...]:
-    """The shape a proposal was computed for. A dead slot that no option would make live is failed."""
+    """The shape a proposal was computed for. A slot that no option would make live is failed."""
     rows = []
     for index, replica in enumerate(before):
         usable = {slot for one in options if index < len(one.shape) for slot in one.shape[index]}
