@@ -26,6 +26,7 @@ COMMANDS = {
     "reject": ("runtime.commands.act", "reject"),
     "trigger": ("runtime.commands.act", "trigger"),
     "fault": ("runtime.commands.act", "fault"),
+    "power": ("runtime.commands.power", "power"),
     "stop": ("runtime.commands.act", "stop"),
     "health": ("runtime.commands.health", "health"),
     "bench": ("runtime.commands.bench", "bench"),
