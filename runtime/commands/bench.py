@@ -30,6 +30,7 @@ def bench(name: str | None, list_names: bool, as_json: bool) -> None:
     recovery  seconds from SIGKILL, and from an approval, to the next committed
               step on two racks of 8
     startup   seconds from `counterpoise up` to the first step and a loaded page
+    health    kernel log lines a second, and the core that watching 72 GPUs takes
 
     Each takes up to a minute. Progress goes to stderr; figures, with their targets, to stdout. A
     missed target is told in the table and is no error. Measure on a quiet machine.
