@@ -124,7 +124,7 @@ def run_command(*arguments: str) -> Any:
 
 
 def test_names_come_one_a_line() -> None:
-    assert run_command("--list").stdout.split() == ["parity", "recovery", "startup"]
+    assert run_command("--list").stdout.split() == ["parity", "recovery", "startup", "health"]
 
 
 @pytest.mark.usefixtures("one_benchmark")
