@@ -6,7 +6,6 @@ died without a word is shown by its last entry: `status` "silent" after `SILENT_
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -14,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
-from sqlalchemy import ColumnElement, Connection, Engine, Table, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Engine, Table, and_, func, not_, or_, select
 
 from storage.history.database import open_history, reading
+from storage.history.incident_costs import Pace
+from storage.history.rollups import SPANS_S
 from storage.history.schema import SchemaState, schema_state
+from storage.history.series import StepSeries, series
 from storage.history.tables import (
     DECISIONS,
     EVENTS,
@@ -27,8 +27,10 @@ from storage.history.tables import (
     LEDGER,
     LEDGER_TOTALS,
     PROPOSALS,
+    ROLLUPS,
     RUNS,
     STEPS,
+    TAGS,
 )
 from storage.records import (
     BUCKETS,
@@ -42,6 +44,7 @@ from storage.records import (
 
 SILENT_S = 120.0
 MAX_ROWS = 10_000
+MAX_EXPORT = 1_000_000
 T = TypeVar("T")
 
 
@@ -76,6 +79,7 @@ class RunSummary:
     ledger: dict[str, float]
     time_goodput: float | None
     token_goodput: float | None
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,23 +90,6 @@ class RunDetail(RunSummary):
     seq_len: int
     global_batch: int
     num_params: int
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StepSeries:
-    """Columns over the steps of a run, ascending, thinned to a bounded number of points; the first
-    and the last step are always there. NaN where a value was not a number."""
-
-    step: npt.NDArray[np.int64]
-    at: npt.NDArray[np.float64]
-    loss: npt.NDArray[np.float64]
-    tokens_per_s: npt.NDArray[np.float64]
-    step_s: npt.NDArray[np.float64]
-    grad_norm: npt.NDArray[np.float64]
-    generation: npt.NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.step)
 
 
 class History:
@@ -126,32 +113,65 @@ class History:
         """Give up the connections."""
         self._engine.dispose()
 
+    @property
+    def engine(self) -> Engine:
+        """For `storage.history.notes`."""
+        return self._engine
+
     def schema_state(self) -> SchemaState:
         """Whether the tables are there and of this version; ask before anything else."""
         return schema_state(self._engine)
 
-    def list_runs(self, limit: int = 100, search: str = "") -> list[RunSummary]:
-        """Newest first; `search` is looked for in name and id, whatever its case."""
+    def list_runs(
+        self,
+        limit: int = 100,
+        search: str = "",
+        *,
+        statuses: Sequence[str] = (),
+        since: float = 0.0,
+        tag: str = "",
+    ) -> list[RunSummary]:
+        """Newest first; `search` is looked for in name, id and tags, whatever its case.
+
+        statuses: any of these ("silent" too); () all. since: started at or after. tag: has it.
+        """
         query = select(RUNS).order_by(RUNS.c.started_at.desc(), RUNS.c.run.desc())
         if search:
+            tagged = select(TAGS.c.run).where(TAGS.c.tag.icontains(search, autoescape=True))
             found: list[ColumnElement[bool]] = [
                 column.icontains(search, autoescape=True) for column in (RUNS.c.name, RUNS.c.run)
             ]
-            query = query.where(or_(*found))
+            query = query.where(or_(*found, RUNS.c.run.in_(tagged)))
+        if statuses:
+            query = query.where(self._has_status(statuses))
+        if since > 0:
+            query = query.where(RUNS.c.started_at >= since)
+        if tag:
+            query = query.where(RUNS.c.run.in_(select(TAGS.c.run).where(TAGS.c.tag == tag)))
         with reading(self._engine) as connection:
             rows = connection.execute(query.limit(_bounded(limit))).all()
-            totals = _totals(connection, [row.run for row in rows])
-        return [RunSummary(**self._summary(row, totals[row.run])) for row in rows]
+            runs = [row.run for row in rows]
+            totals, tags = _totals(connection, runs), _tags(connection, runs)
+        return [
+            RunSummary(**self._summary(row, totals[row.run]), tags=tuple(tags[row.run]))
+            for row in rows
+        ]
+
+    def _has_status(self, statuses: Sequence[str]) -> ColumnElement[bool]:
+        silent = and_(RUNS.c.ended_at.is_(None), RUNS.c.last_at < self._clock() - SILENT_S)
+        written = and_(RUNS.c.status.in_(statuses), not_(silent))
+        return or_(written, silent) if "silent" in statuses else written
 
     def run(self, run_id: str) -> RunDetail | None:
         """One run, None when the history does not know it."""
         with reading(self._engine) as connection:
             row = connection.execute(select(RUNS).where(RUNS.c.run == run_id)).one_or_none()
-            totals = _totals(connection, [run_id])
+            totals, tags = _totals(connection, [run_id]), _tags(connection, [run_id])
         if row is None:
             return None
         return RunDetail(
             **self._summary(row, totals[run_id]),
+            tags=tuple(tags[run_id]),
             config=row.config,
             seq_len=row.seq_len,
             global_batch=row.global_batch,
@@ -159,9 +179,32 @@ class History:
         )
 
     def steps(self, run_id: str, max_points: int = 2000) -> StepSeries:
-        """The steps of a run for a chart, at most `max_points` of them, evenly spread."""
+        """The steps of a run for a chart, at most `max_points` of them, evenly spread; of long runs
+        the means of minutes or hours."""
         with reading(self._engine) as connection:
-            return _series(connection, run_id, max(2, min(max_points, MAX_ROWS)))
+            return series(connection, run_id, max(2, min(max_points, MAX_ROWS)))
+
+    def step_columns(self, run_id: str, limit: int = MAX_EXPORT) -> dict[str, list[Any]]:
+        """Column name -> value per step, the newest `limit` steps that are still kept one by one,
+        ascending (for export)."""
+        query = select(STEPS).where(STEPS.c.run == run_id).order_by(STEPS.c.step.desc())
+        with reading(self._engine) as connection:
+            result = connection.execute(query.limit(min(limit, MAX_EXPORT)))
+            names = list(result.keys())
+            columns = list(zip(*result.all(), strict=True)) or [()] * len(names)
+        return {name: list(reversed(column)) for name, column in zip(names, columns, strict=True)}
+
+    def paces(self, run_id: str) -> dict[int, Pace]:
+        """Generation -> what it committed, from the sums per hour."""
+        sums = [func.sum(ROLLUPS.c[name]) for name in ("num_steps", "tokens", "step_s")]
+        mine = (ROLLUPS.c.run == run_id) & (ROLLUPS.c.span_s == SPANS_S[-1])
+        query = select(ROLLUPS.c.generation, *sums).where(mine).group_by(ROLLUPS.c.generation)
+        with reading(self._engine) as connection:
+            rows = connection.execute(query).all()
+        return {
+            number: Pace(num_steps=int(steps), tokens=int(tokens), step_s=float(step_s))
+            for number, steps, tokens, step_s in rows
+        }
 
     def generations(self, run_id: str, limit: int = MAX_ROWS) -> list[GenerationFormed]:
         """The generations of a run, oldest first (of more than `limit`, the newest)."""
@@ -264,42 +307,15 @@ def _totals(connection: Connection, runs: Sequence[str]) -> dict[str, dict[str, 
     return totals
 
 
+def _tags(connection: Connection, runs: Sequence[str]) -> dict[str, list[str]]:
+    tags: dict[str, list[str]] = defaultdict(list)
+    for row in connection.execute(select(TAGS).where(TAGS.c.run.in_(runs)).order_by(TAGS.c.tag)):
+        tags[row.run].append(row.tag)
+    return tags
+
+
 def _spent(totals: dict[str, tuple[float, int]]) -> dict[str, float]:
     return {bucket: totals.get(bucket, (0.0, 0))[0] for bucket in BUCKETS}
-
-
-def _series(connection: Connection, run_id: str, max_points: int) -> StepSeries:
-    mine = STEPS.c.run == run_id
-    num_steps = connection.scalar(select(func.count()).select_from(STEPS).where(mine)) or 0
-    names = ("step", "at", "loss", "tokens", "step_s", "grad_norm", "generation")
-    columns = [STEPS.c[name] for name in names]
-    query = select(*columns).where(mine).order_by(STEPS.c.step)
-    if num_steps > max_points:
-        # By position, not by number: thinned history has holes. One point is for the last step.
-        stride = math.ceil((num_steps - 1) / (max_points - 1))
-        index = (func.row_number().over(order_by=STEPS.c.step) - 1).label("position")
-        numbered = select(*columns, index).where(mine).subquery()
-        kept = or_(numbered.c.position % stride == 0, numbered.c.position == num_steps - 1)
-        query = select(*(numbered.c[name] for name in names)).where(kept).order_by(numbered.c.step)
-    found = list(zip(*connection.execute(query).all(), strict=True)) or [()] * len(names)
-    column = dict(zip(names, found, strict=True))
-    step_s = _floats(column["step_s"])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        tokens_per_s = np.where(step_s > 0, _floats(column["tokens"]) / step_s, np.nan)
-    return StepSeries(
-        step=np.array(column["step"], dtype=np.int64),
-        at=_floats(column["at"]),
-        loss=_floats(column["loss"]),
-        tokens_per_s=tokens_per_s,
-        step_s=step_s,
-        grad_norm=_floats(column["grad_norm"]),
-        generation=np.array(column["generation"], dtype=np.int64),
-    )
-
-
-def _floats(values: Sequence[float | None]) -> npt.NDArray[np.float64]:
-    # NULL, which is None here, becomes NaN
-    return np.array(values, dtype=np.float64)
 
 
 def _record(row: Any, kind: type[T]) -> T:

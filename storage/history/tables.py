@@ -180,6 +180,46 @@ LEDGER_TOTALS = Table(
     Column("tokens", BigInteger, nullable=False),
 )
 
+# Steps added up per minute (span_s 60) and hour (3600) by generation; kept by the recorder with the
+# steps. begin: epoch seconds. loss_sum: over the num_losses that were numbers.
+ROLLUPS = Table(
+    "rollups",
+    METADATA,
+    Column("run", Text, primary_key=True),
+    Column("span_s", Integer, primary_key=True, autoincrement=False),
+    Column("begin", BigInteger, primary_key=True, autoincrement=False),
+    Column("generation", Integer, primary_key=True, autoincrement=False),
+    Column("num_steps", BigInteger, nullable=False),
+    Column("first_step", BigInteger, nullable=False),
+    Column("last_step", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    Column("step_s", Double, nullable=False),
+    Column("exposed_sync_s", Double, nullable=False),
+    Column("num_losses", BigInteger, nullable=False),
+    Column("loss_sum", Double, nullable=False),
+)
+
+# What people wrote about a run. id: minted where it was written, so that it counts once.
+NOTES = Table(
+    "notes",
+    METADATA,
+    Column("run", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("text", Text, nullable=False),
+)
+
+TAGS = Table(
+    "tags",
+    METADATA,
+    Column("run", Text, primary_key=True),
+    Column("tag", Text, primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("who", Text, nullable=False),
+    Index(None, "tag"),
+)
+
 # Entries that did not decode, as they came (at most the first 64 KiB).
 BAD_RECORDS = Table(
     "bad_records",

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, Table, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from storage.history.database import HistoryRejectedError, reading, writing
+from storage.history.rollups import known_steps, roll_up
 from storage.history.rows import BadEntry, Gap, Recordable, Row, number, rows_of
 from storage.history.tables import LEDGER_TOTALS, POSITIONS, RUNS, STEPS
 from storage.records import (
@@ -71,10 +72,13 @@ class HistoryWriter:
             items = _with_gaps(fresh, position, now)
             rows = rows_of(run, items)
             _ensure_run(connection, run, fresh[0])
-            new_steps = _new_steps(connection, run, rows.get(STEPS, []))
+            steps = rows.get(STEPS, [])
+            known = known_steps(connection, run, steps)
+            roll_up(connection, run, steps, known)
             for table, found in rows.items():
                 _insert(connection, table, found)
             _spend(connection, run, fresh)
+            new_steps = [row for row in steps if row["step"] not in known]
             _summarise(connection, run, items, new_steps)
             position = fresh[-1].seq
             connection.execute(
@@ -153,20 +157,6 @@ def _ensure_run(connection: Connection, run: str, first: JournalEntry | BadEntry
         "num_missing": 0,
     }
     connection.execute(_insert_into(connection, RUNS).on_conflict_do_nothing(), placeholder)
-
-
-def _new_steps(connection: Connection, run: str, steps: Sequence[Row]) -> list[Row]:
-    """Those that are not in the table yet: the others were committed before, and are counted."""
-    if not steps:
-        return []
-    numbers = [row["step"] for row in steps]
-    known = connection.scalars(
-        select(STEPS.c.step).where(
-            STEPS.c.run == run, STEPS.c.step.between(min(numbers), max(numbers))
-        )
-    )
-    counted = set(known)
-    return [row for row in steps if row["step"] not in counted]
 
 
 def _spend(connection: Connection, run: str, fresh: Sequence[JournalEntry | BadEntry]) -> None:
