@@ -402,8 +402,7 @@ class Coordinator:
 
     def _form_next(self, now: float) -> None:
         """Write and publish the next generation's plan, or end the run if there can be none."""
-        if self._led_here.proposal and not self.progress.formed:
-            self.desk.interrupted(self._led_here.proposal, self._change.cause, now)
+        unformed = "" if self.progress.formed else self._led_here.proposal
         if self._change.proposal and not self.desk.can_go_to(self, self.aims):
             self.desk.interrupted(self._change.proposal, "a GPU it needs has failed", now)
             self._change = replace(self._change, proposal="")
@@ -436,6 +435,11 @@ class Coordinator:
         self._history[plan.generation] = plan
         for old in sorted(self._history)[:-KEPT_PLANS]:
             del self._history[old]
+        if unformed and self.desk.is_carried_out_by(unformed, plan):
+            # A failure elsewhere: what was approved is part of this generation instead.
+            self._change = replace(self._change, proposal=unformed)
+        elif unformed:
+            self.desk.interrupted(unformed, self._change.cause, now)
         self._led_here = self._change
         self._parked, self._entered = set(), set()
         self._set_phase("entering", now)

@@ -22,6 +22,7 @@ from runtime.control.messages import StepDone
 from runtime.control.situations import aim_for, situation_of
 from runtime.control.succession import Aim
 from runtime.errors import PlanError
+from runtime.plan.generation import GenerationPlan
 from runtime.plan.planner import compare, leave_out, targets
 from runtime.plan.policy import rule
 from runtime.plan.situation import Situation
@@ -356,6 +357,15 @@ class Desk:
         """Write a proposal once more above `revision`, which the store holds against our word."""
         newest = self._proposals.get(proposal.id, proposal)
         self._put(msgspec.structs.replace(newest, revision=max(newest.revision, revision) + 1))
+
+    def is_carried_out_by(self, proposal_id: str, plan: GenerationPlan) -> bool:
+        """Whether a plan has the proposal's replica in the shape that was approved."""
+        proposal = self._proposals.get(proposal_id)
+        if proposal is None or proposal.is_final or proposal.chosen is None:
+            return False
+        found = plan.replicas[proposal.replica]
+        live = found.live if found.mode == "training" else ()
+        return live == proposal.options[proposal.chosen].shape[proposal.replica]
 
     def interrupted(self, proposal_id: str, cause: str, now: float) -> None:
         """The change of an approved proposal did not come to its first step."""

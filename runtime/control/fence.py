@@ -63,10 +63,11 @@ class Fence:
             self._told_stalled = False
         if now - max(self._since, moved_at) < deadline:
             return
-        self._act(coordinator, deadline, now)
-        self._since = now
+        if self._act(coordinator, deadline, now):
+            self._since = now
 
-    def _act(self, coordinator: Coordinator, deadline: float, now: float) -> None:
+    def _act(self, coordinator: Coordinator, deadline: float, now: float) -> bool:
+        """False: nobody can be blamed yet; the next pulses may tell."""
         assert coordinator.plan is not None
         alive = [
             view
@@ -89,8 +90,10 @@ class Fence:
             if coordinator.phase == "entering" or all(
                 view.phase in _WAITS and view.phase_age_s > deadline for view in late
             ):
-                coordinator.retry_generation(f"nobody {why}", now)
-        elif len(guilty) == len(alive):
+                coordinator.retry_generation(f"no step for {deadline:.1f} s, nobody at fault", now)
+                return True
+            return False
+        if len(guilty) == len(alive):
             if not self._told_stalled:
                 self._told_stalled = True
                 why = f"all {len(alive)} ranks {why}: their host stands still"
@@ -99,6 +102,7 @@ class Fence:
             for view in guilty:
                 self._asked.setdefault(view.gpu, (view.pid, now))
                 coordinator.stop_rank(view.gpu, f"{view.gpu} {why} and was stopped", now)
+        return True
 
     def _give_up(self, coordinator: Coordinator, now: float) -> None:
         for gpu, (pid, at) in list(self._asked.items()):
