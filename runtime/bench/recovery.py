@@ -1,8 +1,9 @@
 """Recovery: seconds from a SIGKILL, and from an approval, to the next committed step.
 
-The demo's shape: two racks of 8 emulated GPUs with a healthy step of 1 s. Kills and approvals fall
-at different moments of a step, since what is left of it counts. Each repeat ends with the GPU
-repaired.
+16 workers twice, with a healthy step of 1 s: as four racks of 4, where the survivors of a loss carry
+the whole batch in 1.33 s, and as the demo's two racks of 8, where one replica alone needs 2 s for
+it, so that no recovery could commit sooner. Kills and approvals fall at different moments of a
+step, since what is left of it counts. Each repeat ends with the GPU repaired.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from typing import Any
 
 from runtime.bench.benchmark import Benchmark, Figures, Say, Target
 from runtime.bench.drill import START_DEADLINE_S, Drill, lost_steps
-from runtime.config import Config
+from runtime.config import ClusterConfig, Config, RackConfig
 from runtime.control.local import LocalRun
 from storage.records import StepCommitted
 
 # No repeat begins later than this, so that a slow machine still finishes within a minute.
-LAST_BEGIN_S = 38.0
+LAST_BEGIN_S = 20.0
+FOUR_RACKS = ClusterConfig(racks=tuple(RackConfig(name=f"rack-{i}", gpus=4) for i in range(4)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +39,22 @@ class Loss:
 
 LOSSES = (
     Loss(gpu="rack-0/1", kill_at=0.5, approve_at=0.5),
-    Loss(gpu="rack-1/6", kill_at=0.9, approve_at=0.1),
-    Loss(gpu="rack-0/4", kill_at=0.1, approve_at=0.9),
+    Loss(gpu="rack-1/3", kill_at=0.9, approve_at=0.1),
+    Loss(gpu="rack-0/2", kill_at=0.1, approve_at=0.9),
 )
+DEMO_LOSSES = (Loss(gpu="rack-1/6", kill_at=0.5, approve_at=0.1),)
 
 
 def measure(say: Say) -> dict[str, Any]:
-    return measure_losses(Config(), LOSSES, say)
+    say("four racks of 4")
+    figures = measure_losses(Config(cluster=FOUR_RACKS), LOSSES, say)
+    say("two racks of 8")
+    demo = measure_losses(Config(), DEMO_LOSSES, say)
+    for key in ("step_s", "survivor_step_s", "kill_to_commit_s", "approve_to_commit_s"):
+        figures[f"two_racks_{key}"] = demo[key]
+    for key in ("processes_replaced", "steps_lost"):
+        figures[key] += demo[key]
+    return figures
 
 
 def measure_losses(config: Config, losses: Sequence[Loss], say: Say) -> dict[str, Any]:
@@ -120,22 +131,40 @@ def targets(figures: Figures) -> list[Target]:
     return [
         Target(
             figure="kill_to_commit_s",
-            at_most=1.0 + figures["survivor_step_s"],
-            why="1 s + one step of the survivors with the whole batch",
+            at_most=1.0 + figures["step_s"],
+            why="1 s + one healthy step, though the survivors carry the whole batch",
         ),
         Target(
             figure="approve_to_commit_s",
-            at_most=2.0 + figures["rejoined_step_s"],
-            why="2 s + one step of the new shape",
+            at_most=2.0 + figures["step_s"],
+            why="2 s + one healthy step",
         ),
+        *_demo_targets(figures),
         Target(figure="processes_replaced", at_most=0, why="survivors live on"),
         Target(figure="steps_lost", at_most=0, why="no step is skipped or repeated"),
     ]
 
 
+def _demo_targets(figures: Figures) -> list[Target]:
+    if "two_racks_step_s" not in figures:
+        return []
+    return [
+        Target(
+            figure="two_racks_kill_to_commit_s",
+            at_most=1.0 + figures["two_racks_survivor_step_s"],
+            why="1 s + one step of the survivor with the whole batch",
+        ),
+        Target(
+            figure="two_racks_approve_to_commit_s",
+            at_most=2.0 + figures["two_racks_step_s"],
+            why="2 s + one healthy step",
+        ),
+    ]
+
+
 BENCHMARK = Benchmark(
     name="recovery",
-    summary="SIGKILL and approval to the next committed step, two racks of 8",
+    summary="SIGKILL and approval to the next committed step, 16 workers",
     measure=measure,
     targets=targets,
 )

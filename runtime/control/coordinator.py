@@ -7,6 +7,7 @@ the desk's (`runtime.control.desk`); what state goes where is `runtime.control.s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -36,12 +37,19 @@ SAVE_DEADLINE_S = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Why a generation is being left. proposal: id of the proposal that is being applied."""
+    """Why a generation is being left. proposal: id of the proposal that is being applied.
+    at_once: planned, but the step at hand is dropped."""
 
     cause: str
     planned: bool
     began_at: float
+    at_once: bool = False
     proposal: str = ""
+
+    @property
+    def aborts(self) -> bool:
+        """Whether ranks leave their collectives for it."""
+        return self.at_once or not self.planned
 
 
 class Coordinator:
@@ -86,6 +94,7 @@ class Coordinator:
         self._finish: Finish | None = None
         self._last_words = ""
         self._fence = Fence()
+        self._held: m.StepDone | None = None
         self._parked: set[str] = set()
         self._entered: set[str] = set()
         self._began_at = now
@@ -152,10 +161,28 @@ class Coordinator:
 
     # what the desk may ask for ---------------------------------------------------------------
 
-    def change_shape(self, aims: Sequence[Aim], *, cause: str, proposal: str, now: float) -> None:
-        """Go to the shape `aims` at the next step boundary."""
+    def change_shape(
+        self,
+        aims: Sequence[Aim],
+        *,
+        cause: str,
+        proposal: str,
+        now: float,
+        step_s: float = math.inf,
+    ) -> None:
+        """Go to the shape `aims`, whose step is predicted to take `step_s`, at a step boundary.
+
+        The next boundary, as a rule. The last one, when the step at hand would still take longer
+        than a whole step of the new shape: running it again there is done sooner.
+        """
+        progress = self.progress
+        left_s = progress.expected_step_s - (now - progress.last_commit_at)
+        at_once = self.phase == "training" and progress.formed and left_s > step_s
         self.aims = list(aims)
-        self._leave(Change(cause=cause, planned=True, began_at=now, proposal=proposal), now)
+        self._leave(
+            Change(cause=cause, planned=True, at_once=at_once, began_at=now, proposal=proposal),
+            now,
+        )
 
     def finish(self, status: Literal["stopped", "failed"], reason: str, now: float) -> None:
         """End the run at the next step boundary; a failure on the way is got over first."""
@@ -247,7 +274,7 @@ class Coordinator:
         if self.plan is None:
             return
         if self.phase == "leaving":
-            abort = not self._change.planned
+            abort = self._change.aborts
             self.order(m.LeaveGeneration(generation=self._number, abort=abort), host)
         elif self.phase == "entering":
             self.order(m.EnterGeneration(plan=self.plan), host)
@@ -269,6 +296,9 @@ class Coordinator:
                 view.status, view.since = "starting", now
             elif pid is None and view.status == "alive":
                 self._lose(view.gpu, now, now, "its process is gone")
+        if self.phase == "ended":
+            self.order(m.Quit(), hello.host)
+            return
         self.power.hello(self, hello)
         self.examiner.hello(self, hello.host)
         if missing:
@@ -367,7 +397,7 @@ class Coordinator:
             )
         self._set_phase("leaving", now)
         self.desk.lapse(f"generation {self._number} ended: {change.cause}", now)
-        self.order(m.LeaveGeneration(generation=self._number, abort=not change.planned))
+        self.order(m.LeaveGeneration(generation=self._number, abort=change.aborts))
         self._form_when_parked(now)
 
     def _on_parked(self, parked: m.Parked, now: float) -> None:
@@ -376,9 +406,16 @@ class Coordinator:
             return
         view.standing, view.pulse_at = parked.standing, now
         self._parked.add(parked.gpu)
-        if parked.last is not None:
+        if parked.last is not None and parked.last.step == self.progress.committed:
             self._on_step(parked.last, now)
+        elif parked.last is not None and parked.last.step > self.progress.committed:
+            # The steps before it may yet be told: whoever told them is cut off, not gone.
+            self._held = parked.last
+        steps = self.config.train.steps
+        at_the_end = 0 < steps <= parked.standing.applied_step
         if self.phase in ("entering", "training") and self._is_member(parked.gpu):
+            if at_the_end:
+                return
             # It lost a peer before we did.
             self.retry_generation(f"{parked.gpu} left it by itself", now)
         elif self.phase == "leaving":
@@ -391,6 +428,9 @@ class Coordinator:
         } - self._parked
         if waiting:
             return
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._on_step(held, now)
         if self._change.planned:
             left_at = self.progress.last_commit_at
             self._change = replace(self._change, began_at=max(self._change.began_at, left_at))

@@ -135,6 +135,7 @@ class Desk:
                 continue
             coordinator.change_shape(
                 aims,
+                step_s=option.step_s,
                 cause=f"{option.title} (approved by {proposal.decided_by})",
                 proposal=proposal.id,
                 now=now,
@@ -344,6 +345,7 @@ class Desk:
         self._move(answered, "applying", decision.at, "waiting for the step boundary")
         coordinator.change_shape(
             aims,
+            step_s=option.step_s,
             cause=f"{option.title} (approved by {decision.who})",
             proposal=proposal.id,
             now=decision.at,

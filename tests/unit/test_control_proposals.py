@@ -54,7 +54,19 @@ def test_approved_applying_applied_with_what_it_brought() -> None:
     assert done.outcome.step_s == pytest.approx(predicted.step_s, rel=0.05)
     assert done.outcome.goodput == pytest.approx(predicted.goodput, rel=0.05)
     assert cluster.shape() == [(0, 2), (0, 1, 2)]
-    # Nobody was aborted for it.
+    # Right after a commit the step at hand has longer to go than a whole step of the new shape.
+    assert [o.abort for o in cluster.ordered(m.LeaveGeneration)] == [True, True]
+    cluster.check()
+
+
+def test_a_step_that_is_nearly_done_is_finished_before_the_change() -> None:
+    cluster, proposal = waiting()
+    cluster.run_steps(2)
+    step_s = cluster.coordinator.progress.expected_step_s
+    cluster.run(0.75 * step_s)
+    assert cluster.approve(proposal).ok
+    cluster.run_steps(4)
+    assert cluster.proposals[proposal.id].state == "applied"
     assert [o.abort for o in cluster.ordered(m.LeaveGeneration)] == [True, False]
     cluster.check()
 
