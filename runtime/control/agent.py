@@ -99,9 +99,11 @@ class Agent:
         # Caps that were set, told again after a gap; numbered so that each counts once.
         self._kept_caps: deque[bytes] = deque(maxlen=KEPT_CAPS)
         self._epoch, self._num_caps = time.time_ns(), 0
-        self._kept_observations: deque[bytes] = deque(maxlen=KEPT_OBSERVATIONS)
+        self._kept_observations: deque[tuple[str | None, bytes]] = deque(maxlen=KEPT_OBSERVATIONS)
         self._uplink = threading.Lock()
-        self._watch = open_watch(config.health, self.gpus, self._observed, home)
+        self._watch = open_watch(
+            config.health, self.gpus, self._observed, home, real=config.cluster.device != "emulated"
+        )
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -228,6 +230,7 @@ class Agent:
             self._tell_caps()
         elif isinstance(order, m.SetVerdicts):
             self._telemetry.set_verdicts(order.states)
+            self._forget({gpu for gpu, state in order.states.items() if state == "healthy"})
         elif isinstance(order, m.EnterGeneration):
             self._telemetry.generation_entered(order.plan)
             for gpu in order.plan.members():
@@ -293,8 +296,17 @@ class Agent:
         told = m.Observed(host=self._host, id=uuid.uuid4().hex, observation=observation)
         data = m.encode(told)
         with self._uplink:
-            self._kept_observations.append(data)
+            self._kept_observations.append((observation.gpu, data))
         self._send_up(data)
+
+    def _forget(self, gpus: set[str]) -> None:
+        """These were repaired or cleared: what was seen before must not condemn them again, and
+        what a source still holds against them is news."""
+        with self._uplink:
+            kept = [each for each in self._kept_observations if each[0] not in gpus]
+            self._kept_observations.clear()
+            self._kept_observations.extend(kept)
+        self._watch.forget(gpus)
 
     def _send_up(self, data: bytes) -> None:
         controller = self._controller
@@ -340,7 +352,8 @@ class Agent:
             # Steps before standings: a standing's own last step would hide those before it.
             ready = [data for (_, kind), data in self._kept_state.items() if kind == _READY]
             rest = [data for (_, kind), data in self._kept_state.items() if kind != _READY]
-            kept = (*self._kept_steps, *rest, *self._kept_caps, *self._kept_observations)
+            seen = [data for _, data in self._kept_observations]
+            kept = (*self._kept_steps, *rest, *self._kept_caps, *seen)
             for data in (*ready, *kept):
                 channel.send(data)
             self._controller = channel

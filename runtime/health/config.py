@@ -56,12 +56,13 @@ class VerdictConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sources of the agents, rulings on Xids, pinned GPUs, and the verdicts' thresholds.
 
+    sources: without a word, NVML and /dev/kmsg on real devices, none on emulated ones.
     kernel_log: file for the source of that name. prometheus: where to scrape; only this machine
     unless the URL says otherwise. poll_s: seconds between polls. slow_ratio: a share of the step
     that is this many times that of its peers counts as slow.
     """
 
-    sources: tuple[SourceName, ...] = ()
+    sources: tuple[SourceName, ...] | None = None
     kernel_log: str = "/var/log/kern.log"
     prometheus: str = "http://127.0.0.1:9400/metrics"
     nvidia_smi: str = "nvidia-smi"
@@ -72,7 +73,8 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     verdict: VerdictConfig = VerdictConfig()
 
     def __post_init__(self) -> None:
-        _require(len(set(self.sources)) == len(self.sources), "sources", self.sources, "no repeats")
+        named = self.sources or ()
+        _require(len(set(named)) == len(named), "sources", list(named), "no repeats")
         _require(0.1 <= self.poll_s <= 3600, "poll_s", self.poll_s, "0.1 to 3600")
         _require(1.02 <= self.slow_ratio <= 10, "slow_ratio", self.slow_ratio, "1.02 to 10")
         for code in self.xid:

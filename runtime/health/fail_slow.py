@@ -103,6 +103,7 @@ class SlowDetector:
 
     def __init__(self, groups: Mapping[str, int] | None = None, allowance: float = 1.08) -> None:
         self._groups = dict(groups or {})
+        self._members = _by_group(self._groups)
         self._allowance = math.log(allowance)
         self._workers: dict[str, _Worker] = {}
         self._levels: deque[float] = deque(maxlen=_LEVEL_ROUNDS)
@@ -114,6 +115,7 @@ class SlowDetector:
         """A new generation: shares differ from now on, and its first steps say little."""
         if groups is not None:
             self._groups = dict(groups)
+            self._members = _by_group(self._groups)
         self._warm_up = _WARM_UP_ROUNDS
         self._levels.clear()
         for worker in self._workers.values():
@@ -209,10 +211,10 @@ class SlowDetector:
         if not name:
             return "global"
         group = self._groups.get(name)
-        members = [
-            each for each, of in self._groups.items() if of == group and each in self._workers
-        ]
-        if group is None or len(members) < 2:
+        if group is None:
+            return "slot"
+        members = [each for each in self._members[group] if each in self._workers]
+        if len(members) < 2:
             return "slot"
         slow = sum(self._workers[each].is_slow for each in members)
         return "replica" if slow >= 0.8 * len(members) else "slot"
@@ -228,6 +230,13 @@ class SlowDetector:
             ratio=math.exp(statistics.median(worker.samples)) if worker.samples else 1.0,
             ended=ended,
         )
+
+
+def _by_group(groups: Mapping[str, int]) -> dict[int, list[str]]:
+    members: dict[int, list[str]] = {}
+    for worker, group in groups.items():
+        members.setdefault(group, []).append(worker)
+    return members
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

@@ -19,6 +19,11 @@ _MONTHS = {
         ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"), 1
     )
 }
+# `dmesg -x` and machines that log over the network: `kern  :err   : `, `10.0.0.7: kern: err: `.
+_FACILITY = re.compile(
+    r"(?:[\w.:-]{1,64}: )?(?:kern|user|daemon|syslog|auth|local\d)\s*:\s*"
+    r"(?:emerg|alert|crit|err|error|warn|warning|notice|info|debug)\s*:\s*"
+)
 _PRI = re.compile(r"<\d{1,3}>(?:\d{1,2} )?")
 _KMSG = re.compile(r"(\d{1,6}),(\d+),(\d+),([-c+])[^;]{0,64};")
 _RELATIVE = re.compile(r"\[\s*(\d{1,12}(?:\.\d{1,9})?)\]:?\s?")
@@ -58,7 +63,7 @@ def split_prefix(line: str, year: int) -> Message:
         text = _unescaped(line[kmsg.end() :])
         return Message(text, int(kmsg[3]) / 1e6, True, kmsg[4] in "c+")
     rest, at, prefixed = line, None, False
-    pri = _PRI.match(rest)
+    pri = _PRI.match(rest) or _FACILITY.match(rest)
     if pri is not None:
         rest, prefixed = rest[pri.end() :], True
     for _ in range(2):  # `Feb 23 ... kernel: [ 123.456] NVRM: ...` has two.

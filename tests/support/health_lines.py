@@ -42,6 +42,10 @@ ONE_LINE: dict[str, Expected] = {
     "reset gpu to activate.": ("0000:a4:00.0", 63, "row remap pending", None, "healthy"),
     "NVRM: Xid (PCI:0000:a4:00): 64, Row Remapper: Remapping row failed": (
         "0000:a4:00.0", 64, "row remap", None, "draining"),
+    "kern  :err   : [Tue Mar  4 08:00:01 2031] NVRM: Xid (PCI:0000:3b:00): 46, pid=1, name=x": (
+        "0000:3b:00.0", 46, None, None, "failed"),
+    "10.0.0.7: kern: warning: [2031-03-04T08:00:01.458Z]: NVRM: Xid (PCI:0000:48:00): 140, pid=1": (
+        "0000:48:00.0", 140, None, None, "failed"),
     "NVRM: Xid 79, GPU has fallen off the bus.": (None, 79, None, None, "failed"),
     "[3.1] NVRM: GPU 0000:91:00.0: GPU has fallen off the bus.": (
         "0000:91:00.0", 79, "without an Xid number", None, "failed"),

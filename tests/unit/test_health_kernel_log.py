@@ -71,6 +71,13 @@ def test_wrapped_lines_are_joined(lines: tuple[str, ...]) -> None:
     assert (seen.code, seen.subcode, seen.line) == (119, "103 GSP_RM_ALLOC", 1)
 
 
+def test_a_line_with_a_prefix_begins_anew() -> None:
+    first = "kern  :err   : [Tue Mar  4 08:00:01 2031] NVRM: Xid (PCI:0000:3b:00): 46, pid=1"
+    other = "kern  :info  : [Tue Mar  4 08:00:01 2031] usb 1-1: new device"
+    (seen,) = read(first, other)
+    assert "usb" not in seen.text
+
+
 def test_fallen_off_the_bus_over_several_lines() -> None:
     lines = (
         "[ 1843.308145] NVRM: The NVIDIA GPU 0000:b3:00.0",

@@ -22,7 +22,7 @@ from runtime.health.sources.kernel import KernelLogSource
 from runtime.health.sources.nvml import NvmlSource
 from runtime.health.sources.polled import PrometheusSource, SmiSource
 from runtime.health.sources.port import HealthSource
-from runtime.health.sources.watch import Watch, proc_identities, sources_of
+from runtime.health.sources.watch import Watch, open_watch, proc_identities, sources_of
 from tests.support.fake_nvml import FakeGpu, FakeNvml
 
 CATALOGUE = load_catalogue()
@@ -346,6 +346,39 @@ def test_watch_hands_on_only_news(nvml: FakeNvml, gpus: list[FakeGpu]) -> None:
         gpus[1].recovery = recovery
         watch.take(source, source.poll(0.0))
     assert [(each.gpu, each.verdict) for each in seen] == [("r/1", "failed"), ("r/1", "healthy")]
+
+
+def test_what_was_forgotten_is_news_again(nvml: FakeNvml, gpus: list[FakeGpu]) -> None:
+    source = NvmlSource(CATALOGUE, nvml=nvml)
+    source.open()
+    seen: list[Observation] = []
+    watch = Watch([source], addresses=AddressMap(["r/0", "r/1"]), sink=seen.append, poll_s=1.0)
+    gpus[1].recovery = 1
+    watch.take(source, source.poll(0.0))
+    watch.forget({"r/1"})  # Somebody says that it was repaired; NVML says it still wants a reset.
+    watch.take(source, source.poll(0.0))
+    assert [(each.gpu, each.verdict) for each in seen] == [("r/1", "failed")] * 2
+
+
+def test_boards_are_remembered_over_a_restart(tmp_path: Path) -> None:
+    config = HealthConfig(sources=("nvml",))
+    uuid = "GPU-aaaaaaaa-0000-0000-0000-000000000001"
+    for pci in ("00000000:01:00.0", "00000000:07:00.0"):
+        watch = open_watch(config, ["r/0", "r/1"], lambda _seen: None, tmp_path, real=True)
+        gpus = [FakeGpu("00000000:03:00.0", "GPU-bbbbbbbb", "2"), FakeGpu(pci, uuid, "1")]
+        source = NvmlSource(CATALOGUE, nvml=FakeNvml(gpus))
+        source.open()
+        watch.take(source, source.poll(0.0))
+    seen = Observation(source="kernel_log", gpu="0000:07:00.0", pci="0000:07:00.0", code=79)
+    assert watch._addresses.placed(seen).gpu == "r/0"  # Where it sat first, though renumbered.
+
+
+def test_without_a_word_real_devices_are_watched() -> None:
+    names = [
+        [state.name for state in open_watch(HealthConfig(), ["r/0"], print, None, real=r).states()]
+        for r in (True, False)
+    ]
+    assert names == [["nvml", "kmsg"], []]
 
 
 def test_the_drivers_own_files_name_gpus(tmp_path: Path) -> None:

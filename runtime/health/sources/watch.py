@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -106,6 +106,12 @@ class Watch:
         for each in news:
             self._sink(each)
 
+    def forget(self, gpus: Collection[str]) -> None:
+        """What sources last said of these GPUs is news again when they next say it."""
+        with self._lock:
+            for key in [key for key in self._told if key[1] in gpus]:
+                del self._told[key]
+
     def _remember(self) -> None:
         """Write down who sits where, when that has changed."""
         boards = self._addresses.remember()
@@ -144,17 +150,24 @@ def open_watch(
     gpus: Sequence[str],
     sink: Callable[[Observation], None],
     home: Path | None,
+    *,
+    real: bool,
 ) -> Watch:
-    """The watch of an agent's host; with no source configured it does nothing.
+    """The watch of an agent's host.
 
-    home: where to remember which board sits in which slot, over restarts.
+    home: where to remember which board sits in which slot, over restarts. real: the devices are, so
+    that without a word in the config NVML and the kernel log are watched; else nothing is.
     """
+    names = config.sources
+    if names is None:
+        names = ("nvml", "kmsg") if real else ()
+    config = msgspec.structs.replace(config, sources=names)
     kept = home / "boards.json" if home is not None else None
     addresses = AddressMap(gpus, config.gpus, _recalled(kept))
-    if config.sources:
+    if names:
         addresses.learn(proc_identities())
     return Watch(
-        sources_of(config) if config.sources else [],
+        sources_of(config) if names else [],
         addresses=addresses,
         sink=sink,
         poll_s=config.poll_s,
@@ -183,7 +196,7 @@ def sources_of(config: HealthConfig, catalogue: Catalogue | None = None) -> list
         "nvidia_smi": lambda: SmiSource(config.nvidia_smi, rulings),
         "prometheus": lambda: PrometheusSource(config.prometheus, rulings),
     }
-    return [made[name]() for name in config.sources]
+    return [made[name]() for name in config.sources or ()]
 
 
 def proc_identities(root: Path = PROC_GPUS) -> list[Identity]:
