@@ -251,4 +251,4 @@ def _shown(entry: _Gpu) -> GpuState:
     """The verdict, unless the worker's end came before it."""
     if entry.state == "failed":
         return "repairing" if entry.verdict == "repairing" else "failed"
-    return "healthy" if entry.verdict in ("failed", "repairing") else entry.verdict
+    return entry.verdict

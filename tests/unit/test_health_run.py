@@ -12,6 +12,7 @@ from runtime.config import Config
 from runtime.control import messages as m
 from runtime.control.coordinator import Coordinator
 from runtime.control.instructions import Answer, Instruction, Order, Publish, Record
+from runtime.control.telemetry import HostTelemetry
 from runtime.health.observation import Observation
 from storage.records import CommandResult, EventHappened, Fault, Proposal, Report
 
@@ -259,3 +260,22 @@ def test_the_config_rules_over_fail_slow() -> None:
     for _ in range(10):
         run.step(lambda gpu: 2.0 if gpu == "rack-1/5" else 1.0)
     assert run.states == {}
+
+
+def test_the_rack_record_follows_verdicts_and_workers() -> None:
+    telemetry = HostTelemetry(CONFIG, host="localhost", store=None, clock=lambda: T0)
+
+    def shown() -> str:
+        return telemetry.advance(T0, 0.0)[0].state_names()[3]
+
+    assert shown() == "failed"  # No worker yet.
+    telemetry.worker_started("rack-0/3")
+    assert shown() == "healthy"
+    for state in ("suspect", "degraded", "draining", "failed", "healthy"):
+        telemetry.set_verdicts({"rack-0/3": state})  # type: ignore[dict-item]
+        assert shown() == state
+    telemetry.worker_exited("rack-0/3")
+    assert shown() == "failed"
+    telemetry.set_verdicts({"rack-0/3": "repairing"})
+    telemetry.worker_started("rack-0/3")
+    assert shown() == "repairing"
