@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.palette import BOOSTED, HEALTHY, NEUTRAL
-from app.queries import StepSeries
+from app.tail import StepSeries
 
 MAX_POINTS = 1000
 

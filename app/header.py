@@ -11,9 +11,9 @@ import streamlit as st
 
 from app import context
 from app.components.registry import mount
-from app.palette import DEGRADED_RUN, STATUS_LOOKS, Look
+from app.palette import STATUS_LOOKS
 from app.queries import LiveSnapshot
-from app.shapes import is_whole
+from app.shapes import status_look
 from app.words import bare_device, number
 from storage.records import RunState
 
@@ -109,11 +109,3 @@ def local_note() -> str:
     who = context.author().who
     address = st.get_option("server.address") or "every address of this machine"
     return f"Local mode: anyone who can open this page on {address} may approve, as {who}."
-
-
-def status_look(state: RunState) -> Look:
-    """The run's status; a run that trains with a reduced or missing replica says so."""
-    whole = all(map(is_whole, state.replicas))
-    if state.status == "running" and not whole:
-        return DEGRADED_RUN
-    return STATUS_LOOKS[state.status]

@@ -5,12 +5,16 @@ A database that is away, or without tables, is a sentence in `trouble`, not an e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import streamlit as st
 
 from storage.history.database import HistoryDown, HistoryRejectedError
-from storage.history.queries import History, RunDetail, RunSummary, StepSeries
+from storage.history.incident_costs import Cost, costs_of
+from storage.history.incidents import Incident, incidents_of
+from storage.history.queries import History, RunDetail, RunSummary
+from storage.history.series import StepSeries
 from storage.records import (
     DecisionMade,
     EventHappened,
@@ -21,6 +25,8 @@ from storage.records import (
 
 MAX_RUNS = 200
 MAX_POINTS = 2000
+MAX_INCIDENT_EVENTS = 5000
+MAX_PRICED = 100
 CACHE_S = 5.0
 TROUBLES = (HistoryDown, HistoryRejectedError, RecordError)
 
@@ -35,6 +41,15 @@ class PastRun:
     events: tuple[EventHappened, ...]
     proposals: tuple[Proposal, ...]
     decisions: tuple[DecisionMade, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PastIncidents:
+    """The incidents of a run with what they cost. until: how far its journal reaches."""
+
+    incidents: tuple[Incident, ...]
+    costs: Mapping[str, Cost]
+    until: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,6 +78,11 @@ class Lookback:
         """None when the history does not know the run, or cannot be asked (`runs` says why)."""
         return _run(self._history, run)
 
+    def incidents(self, run: str) -> PastIncidents | None:
+        """The incidents of a run, oldest first; None when the history does not know the run, or
+        cannot be asked."""
+        return _incidents(self._history, run)
+
 
 @st.cache_resource(ttl=CACHE_S, max_entries=32, show_spinner=False)
 def _runs(_history: History, search: str) -> Found:
@@ -89,5 +109,26 @@ def _run(_history: History, run: str) -> PastRun | None:
             proposals=tuple(_history.proposals(run)),
             decisions=tuple(_history.decisions(run)),
         )
+    except TROUBLES:
+        return None
+
+
+@st.cache_resource(ttl=CACHE_S, max_entries=16, show_spinner=False)
+def _incidents(_history: History, run: str) -> PastIncidents | None:
+    try:
+        detail = _history.run(run)
+        if detail is None:
+            return None
+        generations, proposals = _history.generations(run), _history.proposals(run)
+        events, decisions = _history.events(run, MAX_INCIDENT_EVENTS), _history.decisions(run)
+        until = detail.last_at if detail.ended_at is None else detail.ended_at
+        found = incidents_of(generations, events, proposals, decisions, until)
+        priced = found[-MAX_PRICED:]
+        costs: Mapping[str, Cost] = {}
+        if priced:
+            spans = _history.ledger_intervals(run, within=(priced[0].begin, until))
+            paces = _history.paces(run)
+            costs = costs_of(priced, generations, proposals, spans, paces, until)
+        return PastIncidents(incidents=tuple(found), costs=costs, until=until)
     except TROUBLES:
         return None

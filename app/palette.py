@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from storage.history.incidents import Part
 from storage.records import Bucket, ProposalState, RunStatus
 
 HEALTHY = "#2f8f86"
@@ -39,6 +40,14 @@ class Look:
             "quiet": self.quiet,
             "hatch": self.hatch,
         }
+
+
+def ink(colour: str) -> str:
+    """Black or white, whichever reads better on `colour`."""
+    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in channels]
+    light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#000000" if light > 0.18 else "#ffffff"
 
 
 # Order matters: the position is the code in the fleet's packed blob. The first six follow
@@ -122,3 +131,29 @@ BUCKET_LOOKS: dict[Bucket, BucketLook] = {
         word="unknown", colour=NEUTRAL, means="not accounted for by any other bucket", hatch=True
     ),
 }
+
+
+PART_LOOKS: dict[Part, BucketLook] = {
+    "detected": BucketLook(
+        word="detected", colour=SUSPECT, means="from the first evidence until it was known"
+    ),
+    "proposed": BucketLook(
+        word="proposed", colour="#5f9be8", means="until the planner had a proposal"
+    ),
+    "waited": BucketLook(word="waited", colour=FAILED, means="the proposal waited for a decision"),
+    "applied": BucketLook(
+        word="applied", colour=BOOSTED, means="from the decision to the first committed step"
+    ),
+    "reduced": BucketLook(
+        word="ran reduced", colour=DEGRADED, means="trained on without every slot"
+    ),
+}
+
+MOMENT_LOOKS: dict[str, Look] = {
+    "evidence": Look(mark="e", colour=NEUTRAL, word="evidence", quiet=True),
+    "generation": Look(mark="g", colour=HEALTHY, word="generation", quiet=True),
+    "proposal": Look(mark="?", colour=SUSPECT, word="proposal"),
+    "decision": Look(mark="✓", colour=BOOSTED, word="decision"),
+    "recovery": Look(mark="✓", colour=HEALTHY, word="recovery"),
+}
+WELL = Look(mark="✓", colour=HEALTHY, word="well", quiet=True)

@@ -7,7 +7,7 @@ from typing import Any
 from app.figures import loss_and_pace
 from app.lookback import PastRun
 from app.palette import DEGRADED, HEALTHY, NEUTRAL
-from app.queries import StepSeries
+from app.tail import StepSeries
 from storage.records import GenerationFormed, ReplicaState
 
 ROW_PX = 34

@@ -8,44 +8,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-import numpy.typing as npt
-
 from app.shapes import natural
+from app.tail import Recent, StepSeries, Tail
 from storage.live.port import LiveStore, LiveStoreDown
 from storage.records import (
     CommandResult,
     EventHappened,
-    GenerationFormed,
-    JournalEntry,
     Proposal,
     RackRecord,
     RecordError,
     RunState,
-    StepCommitted,
 )
 
 FRESH_S = 0.45
 RETRY_S = 1.0
 MAX_RUNS = 8
-MAX_STEPS = 3000
-MAX_EVENTS = 200
-TAIL_ENTRIES = 4000
-READ_ENTRIES = 1000
-
-
-@dataclass(frozen=True)
-class StepSeries:
-    """The newest steps as columns, oldest first. generations: (first step, generation, cause)."""
-
-    step: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    loss: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    tokens_per_s: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    generations: tuple[tuple[int, int, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,6 +38,7 @@ class LiveSnapshot:
     proposals: tuple[Proposal, ...] = ()
     events: tuple[EventHappened, ...] = ()
     steps: StepSeries = field(default_factory=StepSeries)
+    recent: Recent = field(default_factory=Recent)
     down: str = ""
 
     @property
@@ -70,49 +52,10 @@ class LiveSnapshot:
         return tuple(one for one in self.proposals if not one.is_final)
 
 
-class _Tail:
-    """What the charts need of a run's journal, bounded, read incrementally."""
-
-    def __init__(self) -> None:
-        self.seq = 0
-        self.steps: deque[tuple[int, float, float]] = deque(maxlen=MAX_STEPS)
-        self.events: deque[EventHappened] = deque(maxlen=MAX_EVENTS)
-        self.generations: deque[tuple[int, int, str]] = deque(maxlen=100)
-        self._series = StepSeries()
-
-    def read(self, store: LiveStore, run: str) -> None:
-        if self.seq == 0:
-            self._take(store.tail_journal(run, TAIL_ENTRIES))
-        else:
-            self._take(store.read_journal(run, self.seq, READ_ENTRIES))
-
-    def _take(self, entries: list[JournalEntry]) -> None:
-        for entry in entries:
-            self.seq = max(self.seq, entry.seq)
-            if isinstance(entry, StepCommitted):
-                pace = entry.tokens / entry.step_s if entry.step_s > 0 else np.nan
-                self.steps.append((entry.step, entry.loss, pace))
-            elif isinstance(entry, EventHappened):
-                self.events.append(entry)
-            elif isinstance(entry, GenerationFormed):
-                self.generations.append((entry.first_step, entry.generation, entry.cause))
-        if entries:
-            rows = np.array(self.steps, dtype=np.float64).reshape(-1, 3)
-            self._series = StepSeries(
-                step=rows[:, 0].astype(np.int64),
-                loss=rows[:, 1],
-                tokens_per_s=rows[:, 2],
-                generations=tuple(self.generations),
-            )
-
-    def series(self) -> StepSeries:
-        return self._series
-
-
 class _Watched:
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.tail = _Tail()
+        self.tail = Tail()
         self.snapshot = LiveSnapshot()
         self.next_read = 0.0
 
@@ -185,7 +128,7 @@ class LiveReader:
         state = store.get_run(run)
         racks = store.get_racks(run)
         proposals = store.list_proposals(run)
-        watched.tail.read(store, run)
+        changed = watched.tail.read(store, run)
         if state is None and before.state is not None:
             # A store that lost its memory: the runtime writes all of it again, so keep what we had
             return replace(before, down="The store no longer knows this run.")
@@ -195,4 +138,5 @@ class LiveReader:
             proposals=tuple(proposals),
             events=tuple(watched.tail.events),
             steps=watched.tail.series(),
+            recent=watched.tail.recent(proposals, changed=changed),
         )

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from app.palette import CELL_CODES
+from app.palette import CELL_CODES, DEGRADED_RUN, STATUS_LOOKS, Look
 from app.words import percent
-from storage.records import GPU_STATES, Option, RackRecord, ReplicaState
+from storage.records import GPU_STATES, Option, RackRecord, ReplicaState, RunState
 
 Looks = Mapping[str, npt.NDArray[np.uint8]]
 BOOST_MARGIN = 1.001
@@ -67,6 +67,14 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
 def is_whole(replica: ReplicaState) -> bool:
     """Every slot is live and trains."""
     return replica.mode == "training" and len(replica.live) == len(replica.gpus)
+
+
+def status_look(state: RunState) -> Look:
+    """The run's status; a run that trains with a reduced or missing replica says so."""
+    whole = all(map(is_whole, state.replicas))
+    if state.status == "running" and not whole:
+        return DEGRADED_RUN
+    return STATUS_LOOKS[state.status]
 
 
 def most_pressing(

@@ -67,6 +67,11 @@ def params(count: int) -> str:
     return f"{count} parameters"
 
 
+def gpu_hours(value: float) -> str:
+    """`12.3 GPU-h`; small costs keep four digits behind the point."""
+    return f"{number(value, 1 if value >= 10 else 4)} GPU-h"
+
+
 def bare_device(device: str) -> str:
     """`B200` from `emulated B200`: a chip beside it says that it is emulated."""
     return device.removeprefix("emulated ")

@@ -77,6 +77,19 @@ def shape_strip(
 def ribbon(ledger: Mapping[str, float], wall_s: float, key: str) -> None:
     """The goodput ledger as a bar; says its sum and the wall time, so that a gap cannot hide."""
     total = sum(ledger.values())
+    sum_line = f"Sum of the buckets {seconds(total)}, wall time {seconds(wall_s)}."
+    _ribbon(ledger, "Goodput ledger", sum_line, key)
+
+
+def ribbon_now(ledger: Mapping[str, float], key: str) -> None:
+    """The same for the last minutes."""
+    _ribbon(ledger, "Goodput ledger of the last minutes", "", key, compact=True)
+
+
+def _ribbon(
+    ledger: Mapping[str, float], label: str, sum_line: str, key: str, *, compact: bool = False
+) -> None:
+    total = sum(ledger.values())
     parts = []
     for bucket in BUCKETS:
         spent = ledger.get(bucket, 0.0)
@@ -94,8 +107,7 @@ def ribbon(ledger: Mapping[str, float], wall_s: float, key: str) -> None:
                 "share": round(spent / total, 5),
             }
         )
-    sum_line = f"Sum of the buckets {seconds(total)}, wall time {seconds(wall_s)}."
-    mount("ribbon", {"parts": parts, "label": "Goodput ledger", "sum": sum_line}, key)
+    mount("ribbon", {"parts": parts, "label": label, "sum": sum_line, "compact": compact}, key)
 
 
 def table(

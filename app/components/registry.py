@@ -21,7 +21,10 @@ from streamlit.components.v2.manifest_scanner import ComponentConfig, ComponentM
 
 PREFIX = "counterpoise"
 PLOTLY_PREFIX = "counterpoise-plotly"
-NAMES = ("strip", "tiles", "chart", "shape", "ribbon", "table", "card", "fleet", "focus")
+NAMES = (
+    "strip", "tiles", "chart", "shape", "ribbon", "table", "card", "fleet", "focus", "verdict",
+    "timeline",
+)  # fmt: skip
 # Plotly writes its style sheet into the document, so its chart cannot live in a shadow root
 OPEN_STYLES = frozenset({"chart"})
 

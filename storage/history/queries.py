@@ -250,8 +250,18 @@ class History:
         with reading(self._engine) as connection:
             return _spent(_totals(connection, [run_id])[run_id])
 
-    def ledger_intervals(self, run_id: str, limit: int = MAX_ROWS) -> list[LedgerSpent]:
-        """The intervals of the ledger, oldest first (of more than `limit`, the newest)."""
+    def ledger_intervals(
+        self,
+        run_id: str,
+        limit: int = MAX_ROWS,
+        *,
+        within: tuple[float, float] | None = None,
+    ) -> list[LedgerSpent]:
+        """The intervals of the ledger, oldest first (of more than `limit`, the newest). within:
+        only those that touch [begin, end]."""
+        touches: list[ColumnElement[bool]] = []
+        if within is not None:
+            touches = [LEDGER.c.end_at >= within[0], LEDGER.c.begin_at <= within[1]]
         return [
             LedgerSpent(
                 seq=row.seq,
@@ -262,11 +272,13 @@ class History:
                 end=row.end_at,
                 tokens=row.tokens,
             )
-            for row in self._newest(LEDGER, run_id, limit)
+            for row in self._newest(LEDGER, run_id, limit, *touches)
         ]
 
-    def _newest(self, table: Table, run_id: str, limit: int) -> list[Any]:
-        query = select(table).where(table.c.run == run_id).order_by(table.c.seq.desc())
+    def _newest(
+        self, table: Table, run_id: str, limit: int, *also: ColumnElement[bool]
+    ) -> list[Any]:
+        query = select(table).where(table.c.run == run_id, *also).order_by(table.c.seq.desc())
         with reading(self._engine) as connection:
             rows = connection.execute(query.limit(_bounded(limit))).all()
         return list(reversed(rows))

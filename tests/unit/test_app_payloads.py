@@ -15,8 +15,8 @@ from app.components.fleet import LENSES, NO_VALUE, pack
 from app.components.registry import NAMES, register
 from app.figures import MAX_POINTS, loss_and_pace, thinned
 from app.palette import CELL_CODES
-from app.queries import StepSeries
 from app.shapes import after_rows, before_rows, most_pressing, natural, rack_looks, shape_rows
+from app.tail import StepSeries
 from storage.live.memory import MemoryStore
 from storage.records import RackRecord
 from tests.support.feeder import Feeder

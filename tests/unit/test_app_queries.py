@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from app.commands import Author, Commands, explain, mint
-from app.queries import MAX_STEPS, LiveReader
+from app.queries import LiveReader
+from app.tail import MAX_STEPS
 from storage.live.memory import MemoryStore
 from storage.live.port import LiveStoreDown
 from storage.records import StepCommitted

@@ -8,7 +8,7 @@ table { border-collapse: collapse; width: 100%; }
 th { text-align: left; font-weight: 500; font-size: 12px; color: var(--muted); position: sticky; top: 0; background: var(--st-background-color); }
 th, td { padding: 3px 14px 3px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th:last-child, td:last-child { padding-right: 2px; }
-.r { text-align: right; white-space: nowrap; } .n { white-space: nowrap; } .w { min-width: 13em; overflow-wrap: anywhere; }
+.r { text-align: right; white-space: nowrap; width: 1%; padding-left: 10px; } .n { white-space: nowrap; width: 1%; } .w { min-width: 13em; overflow-wrap: anywhere; }
 td .mark { vertical-align: text-bottom; margin-right: 6px; }
 tr.on td { background: color-mix(in srgb, var(--st-primary-color) 14%, transparent); }
 tr.strong td { font-weight: 600; }
