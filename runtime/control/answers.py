@@ -123,6 +123,8 @@ def _trigger(desk: Desk, coordinator: Coordinator, command: Trigger, now: float)
         raise _Refused("invalid", "the run is still starting")
     if not coordinator.takes_decisions:
         raise _Refused("invalid", "the run is between two generations; ask again in a moment")
+    if under_way := desk.under_way(command.replica):
+        raise _Refused("invalid", f"{under_way} is being carried out; ask again in a moment")
     try:
         comparison = compare(desk.situation(coordinator), command.replica, wanted=command.kind)
     except PlanError as error:

@@ -340,7 +340,7 @@ class Coordinator:
 
     def _lose(self, gpu: str, happened_at: float, now: float, why: str) -> None:
         view = self.fleet[gpu]
-        if view.status == "dead":
+        if view.status == "dead" or self.phase == "ended":
             return
         self.fleet.exited(gpu, now)
         self._last_words = f"{gpu} failed: {why}"
@@ -382,9 +382,11 @@ class Coordinator:
         """Let every rank leave the current generation; a failure overrides a planned change."""
         assert self.plan is not None
         leaving, before = self.phase == "leaving", self._change
-        if leaving and not before.planned:
+        if leaving and before.aborts:
             # All are on their way out already; what began it stays the beginning.
-            change = replace(change, planned=False, began_at=min(change.began_at, before.began_at))
+            planned = change.planned and before.planned
+            began_at = min(change.began_at, before.began_at)
+            change = replace(change, planned=planned, at_once=True, began_at=began_at)
         if leaving and before.proposal and before.proposal != change.proposal:
             self.desk.interrupted(before.proposal, change.cause, now)
         self._change = change
@@ -435,7 +437,8 @@ class Coordinator:
             left_at = self.progress.last_commit_at
             self._change = replace(self._change, began_at=max(self._change.began_at, left_at))
             self.progress.leaving(left_at)
-        if self._finish is not None and (self._change.planned or self._all_steps_done()):
+        # Ranks that left in the middle of a step may be one apart: the next generation mends that.
+        if self._finish is not None and (not self._change.aborts or self._all_steps_done()):
             self._save(now)
         else:
             self._form_next(now)

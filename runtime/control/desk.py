@@ -180,6 +180,11 @@ class Desk:
         for proposal in [p for p in self._proposals.values() if p.state == "open"]:
             self._move(proposal, "stale", now, why)
 
+    def under_way(self, replica: int) -> str:
+        """Id of the proposal for `replica` that is being carried out, "" if none is."""
+        under_way = [p for p in self._proposals.values() if p.state in ("approved", "applying")]
+        return next((p.id for p in under_way if p.replica == replica), "")
+
     def supersede(self, replica: int, why: str, now: float) -> None:
         """Make room for another proposal for `replica`."""
         for proposal in [p for p in self._proposals.values() if p.state == "open"]:

@@ -55,8 +55,10 @@ class Fence:
             for view in coordinator.fleet:
                 view.pulse_at = max(view.pulse_at, now)
         self._give_up(coordinator, now)
+        if coordinator.ended is not None:
+            return
         step_s = self.step_deadline_s(coordinator)
-        leaving = coordinator.phase == "leaving" and not coordinator.change.planned
+        leaving = coordinator.phase == "leaving" and coordinator.change.aborts
         deadline = max(LEAVE_DEADLINE_S, step_s / 3) if leaving else step_s
         moved_at = max(coordinator.phase_at, coordinator.progress.last_commit_at)
         if now - moved_at < deadline:
@@ -76,7 +78,7 @@ class Fence:
         ]
         late = [view for view in alive if view.gpu not in coordinator.parked]
         guilty = [view for view in late if now - view.pulse_at > SILENT_S]
-        if coordinator.phase == "leaving" and not coordinator.change.planned:
+        if coordinator.phase == "leaving" and coordinator.change.aborts:
             guilty = late
         elif not guilty and coordinator.phase != "entering":
             # What is known to make it slow does not make it hung.

@@ -317,6 +317,41 @@ def test_steps_committed_while_the_agent_was_away_are_told_again_once() -> None:
     cluster.check()
 
 
+def test_a_failure_elsewhere_while_the_agent_of_rank_0_is_away_loses_no_step() -> None:
+    """Those who park know only the newest step; the agent that is away knows all of them."""
+    cluster = running(2, 2, 2, hosts=("a", "b", "b"))
+    cluster.disconnect("a")
+    cluster.run(2.0)
+    cluster.kill("rack-1/0")
+    cluster.run(0.2)
+    assert cluster.committed == 3
+    cluster.reconnect("a")
+    cluster.run_steps(5)
+    assert not cluster.events("steps_untold")
+    cluster.check()
+
+
+def test_steps_that_a_lost_host_took_with_it_are_told_to_be_missing() -> None:
+    cluster = running(2, 2, hosts=("a", "b"))
+    cluster.disconnect("a")
+    cluster.run(2.0)
+    cluster._carry_out(cluster.coordinator.host_lost("a", cluster.now))
+    cluster.gone_for_good = True
+    cluster.run_steps(1)
+    (event,) = cluster.events("steps_untold")
+    assert event.message == "steps 3 to 4 were never told"
+    assert cluster.steps[3].step == 5
+    cluster.check()
+
+
+def test_a_lost_agent_that_says_hello_after_the_end_is_told_to_quit() -> None:
+    cluster = running()
+    cluster.coordinator.end_now("enough", cluster.now)
+    cluster._carry_out(cluster.coordinator.outgoing.take())
+    orders = cluster.coordinator.handle(cluster._hello("localhost"), cluster.now)
+    assert [order.message for order in orders] == [m.Quit()]  # type: ignore[union-attr]
+
+
 def test_an_order_that_was_lost_with_the_connection_is_given_again() -> None:
     cluster = running()
     cluster.kill("rack-0/1")
@@ -378,6 +413,19 @@ def test_ends_after_the_configured_steps() -> None:
     cluster.check()
 
 
+def test_who_parks_first_at_the_end_has_not_left_by_itself() -> None:
+    """The last step is told by rank 0; others may say that they are out before it."""
+    cluster = SimCluster(sim_config(2, 2, steps=4, hosts=("a", "b")))
+    cluster.run_steps(3)
+    cluster.disconnect("a")
+    cluster.run(1.0)
+    cluster.reconnect("a")
+    cluster.run_until(lambda: cluster.finish is not None)
+    assert not cluster.events("generation_aborted")
+    assert cluster.committed == 4
+    cluster.check()
+
+
 def test_a_failure_at_the_last_step_adds_no_step() -> None:
     cluster = SimCluster(sim_config(2, 2, steps=4))
     cluster.run_steps(3)
@@ -410,6 +458,24 @@ def test_a_failure_on_the_way_to_a_stop_is_got_over_and_the_run_still_stops() ->
     assert (cluster.finish.status, cluster.finish.reason) == ("stopped", "enough")
     assert cluster.committed == 4
     assert not any(p.state == "open" for p in cluster.proposals.values())
+    cluster.check()
+
+
+def test_a_stop_while_a_change_drops_the_step_at_hand_still_leaves_a_checkpoint() -> None:
+    cluster = SimCluster(sim_config(3, 3), checkpoints="/ckpt")
+    cluster.run_steps(4)
+    cluster.kill("rack-0/1")
+    cluster.run_steps(3)
+    cluster.approve(cluster.wait_for_proposal(0))
+    assert cluster.coordinator.change.at_once
+    # Some had just come out of the commit.
+    cluster.commit_on("rack-1/0")
+    cluster.coordinator.finish("stopped", "enough", cluster.now)
+    cluster._carry_out(cluster.coordinator.outgoing.take())
+    cluster.run_until(lambda: cluster.finish is not None)
+    (seal,) = cluster.seals
+    assert seal.manifest.applied_step == cluster.committed
+    assert not cluster.events("checkpoint_failed")
     cluster.check()
 
 
