@@ -65,6 +65,9 @@ class Reading(msgspec.Struct, kw_only=True):
     remap_pending: bool | None = None
     remap_failure: bool | None = None
     retirement_pending: bool | None = None
+    repair_pending: bool | None = None
+    unrepairable_memory: bool | None = None
+    read_error: bool | None = None
     nvlink_errors: int | None = None
     xid: int | None = None
     xid_count: int = 1
@@ -91,7 +94,10 @@ _FLAGS: tuple[tuple[str, GpuState, str], ...] = (
     ("drain_recommended", "draining", "DRAIN_AND_RESET"),
     ("remap_failure", "draining", "CONTACT_SUPPORT"),
     ("ecc_threshold_exceeded", "draining", "CONTACT_SUPPORT"),
+    ("unrepairable_memory", "draining", "CONTACT_SUPPORT"),
     ("remap_pending", "suspect", "RESET_GPU"),
+    ("repair_pending", "suspect", "RESET_GPU"),
+    ("read_error", "suspect", "CONTACT_SUPPORT"),
     ("retirement_pending", "suspect", "RESET_GPU"),
 )
 _CODES = {"remap_failure": "row_remap_failure", "remap_pending": "row_remap_pending"}

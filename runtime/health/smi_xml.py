@@ -18,7 +18,9 @@ SIZE_LIMIT = 64 << 20
 DEPTH_LIMIT = 48
 TEXT_LIMIT = 4096
 GPU_LIMIT = 1024
-_LOST = re.compile(r"(?i)gpu is lost|unknown error|err!")
+_LOST = re.compile(r"(?i)gpu is lost")
+# One sensor that cannot be read is no lost GPU.
+_UNREADABLE = re.compile(r"(?i)unknown error|err!")
 _RESET = re.compile(r"(?i)gpu requires (?:a )?reset")
 _VOID = frozenset({"", "n/a", "[n/a]", "none", "unknown", "[not supported]", "not supported"})
 
@@ -29,6 +31,9 @@ _FLAGS = {
     "remapped_row_pending": "remap_pending",
     "remapped_row_failure": "remap_failure",
     "pending_retirement": "retirement_pending",
+    "channel_repair_pending": "repair_pending",
+    "tpc_repair_pending": "repair_pending",
+    "unrepairable_memory": "unrepairable_memory",
 }
 
 
@@ -119,6 +124,8 @@ class SmiReader:
             gpu.reset_required = True
         elif _LOST.search(text):
             gpu.lost = gpu.lost or clipped(text)
+        elif _UNREADABLE.search(text):
+            gpu.read_error = True
         name = path[-1]
         if name in _FLAGS:
             setattr(gpu, _FLAGS[name], getattr(gpu, _FLAGS[name]) or self._flag(text))
@@ -126,7 +133,7 @@ class SmiReader:
             self._ecc_value(gpu, path, text)
         elif path == ["temperature", "gpu_temp"]:
             gpu.temp_c = self._number(text)
-        elif name in ("power_draw", "instant_power_draw"):
+        elif name in ("power_draw", "instant_power_draw", "average_power_draw"):
             gpu.power_w = gpu.power_w if gpu.power_w is not None else self._number(text)
         elif path[0] in ("clocks_event_reasons", "clocks_throttle_reasons"):
             reason = name.rpartition("_reason_")[2]
@@ -170,7 +177,8 @@ class SmiReader:
         return float(word)
 
     def _bad(self, text: str, reason: str) -> None:
-        if _LOST.search(text) or _RESET.search(text) or len(self.not_understood) >= 100:
+        told = _LOST.search(text) or _RESET.search(text) or _UNREADABLE.search(text)
+        if told or len(self.not_understood) >= 100:
             return
         where = "/".join(self._path)
         self.not_understood.append(

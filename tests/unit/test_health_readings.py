@@ -28,7 +28,10 @@ XML = """<?xml version="1.0" ?>
     <gpu_recovery_action>{recovery}</gpu_recovery_action>
     <ecc_errors><volatile><sram_uncorrectable_parity>{ecc}</sram_uncorrectable_parity>
       <dram_uncorrectable>0</dram_uncorrectable></volatile>
-      <aggregate><dram_uncorrectable>7</dram_uncorrectable></aggregate></ecc_errors>
+      <aggregate><dram_uncorrectable>7</dram_uncorrectable>
+        <sram_threshold_exceeded>{threshold}</sram_threshold_exceeded></aggregate>
+      <tpc_repair_pending>{repair}</tpc_repair_pending>
+      <unrepairable_memory>{broken}</unrepairable_memory></ecc_errors>
     <remapped_rows><remapped_row_pending>{pending}</remapped_row_pending>
       <remapped_row_failure>{failure}</remapped_row_failure></remapped_rows>
     <clocks_event_reasons>
@@ -42,7 +45,7 @@ XML = """<?xml version="1.0" ?>
 """
 FINE = {
     "reset": "No", "recovery": "None", "ecc": "0", "pending": "No", "failure": "No",
-    "hot": "Not Active", "temp": "41 C",
+    "hot": "Not Active", "temp": "41 C", "threshold": "No", "repair": "No", "broken": "N/A",
 }  # fmt: skip
 
 
@@ -65,6 +68,11 @@ def smi(**values: str) -> tuple[list[Observation], SmiReader]:
         ({"hot": "Active"}, "hw_thermal_slowdown", "degraded"),
         ({"temp": "[GPU is lost]"}, "gpu_lost", "failed"),
         ({"temp": "GPU requires reset"}, "reset_required", "failed"),
+        ({"temp": "ERR!"}, "read_error", "suspect"),
+        ({"temp": "[Unknown Error]"}, "read_error", "suspect"),
+        ({"threshold": "Yes"}, "ecc_threshold_exceeded", "draining"),
+        ({"repair": "Yes"}, "repair_pending", "suspect"),
+        ({"broken": "Yes"}, "unrepairable_memory", "draining"),
         ({"recovery": "Polish it"}, "recovery_action", "suspect"),
         ({"pending": "N/A", "ecc": "N/A", "temp": "N/A"}, None, "healthy"),
     ],
