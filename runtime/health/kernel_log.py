@@ -149,6 +149,8 @@ class KernelLogReader:
         held = self._held
         assert held is not None
         text = message.text.strip()
+        if held.joined < JOIN_LINES and held.text.rstrip().lower().endswith("by previous"):
+            return not message.prefixed or message.fragment
         if held.joined >= JOIN_LINES or not text or _XID_WORD.search(_without_cause(text)):
             return False
         if message.fragment or not message.prefixed:

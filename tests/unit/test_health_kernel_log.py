@@ -71,6 +71,11 @@ def test_wrapped_lines_are_joined(lines: tuple[str, ...]) -> None:
     assert (seen.code, seen.subcode, seen.line) == (119, "103 GSP_RM_ALLOC", 1)
 
 
+def test_a_cause_that_was_wrapped_is_no_event_of_its_own() -> None:
+    first = "[9.1] NVRM: Xid (PCI:0000:9b:00): 45, pid=1, name=x, Ch 01 caused by previous"
+    assert codes(first, "Xid 149") == [(45, 149)]
+
+
 def test_a_line_with_a_prefix_begins_anew() -> None:
     first = "kern  :err   : [Tue Mar  4 08:00:01 2031] NVRM: Xid (PCI:0000:3b:00): 46, pid=1"
     other = "kern  :info  : [Tue Mar  4 08:00:01 2031] usb 1-1: new device"
