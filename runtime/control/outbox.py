@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from runtime.errors import UserError
 from storage.live.port import LiveStore, LiveStoreDown
 from storage.records import JournalEntry, RecordError, decode_packed, encode_packed
 
@@ -95,7 +96,12 @@ class Outbox:
                     sent = self._store.last_seq(self._run)
                     on_return()
                     away = False
-                sent = self._publish(self._store, sent)
+                held = self._store.last_seq(self._run)
+                if held < sent:
+                    # It came back so quickly that nobody noticed, but it has forgotten.
+                    sent = held
+                    on_return()
+                sent = self._publish(self._store, sent, stop)
             except LiveStoreDown as error:
                 if not away:
                     _LOG.warning("journal waits for the live store: %s", error)
@@ -121,17 +127,20 @@ class Outbox:
             waited += 0.05
         return False
 
-    def _publish(self, store: LiveStore, sent: int) -> int:
+    def _publish(self, store: LiveStore, sent: int, stop: threading.Event) -> int:
         """Send one batch; hold back while the recorder is far behind: the stream stays bounded."""
-        sent = min(sent, store.last_seq(self._run))
         if sent - store.acknowledged(self._run) > HELD_BACK:
-            threading.Event().wait(0.5)
+            stop.wait(0.5)
             return sent
         entries = self.read(sent, BATCH)
         return store.append(self._run, entries, after=sent) if entries else sent
 
     def _recover(self) -> None:
-        """Index an existing file; cut off a last line that a crash left unfinished."""
+        """Index an existing file; cut off a last line that a crash left unfinished.
+
+        Raises:
+            UserError: an entry before the last is damaged; what follows it must not be lost.
+        """
         if not self._path.exists():
             return
         end = 0
@@ -141,7 +150,12 @@ class Outbox:
                     break
                 try:
                     _decode(line)
-                except RecordError:
+                except RecordError as error:
+                    if file.read(1):
+                        raise UserError(
+                            f"{self._path} is damaged at entry {len(self._offsets) + 1} ({error}); "
+                            "the run cannot be taken over. Stop its agents and start a new run."
+                        ) from error
                     break
                 self._offsets.append(end)
                 end += len(line)
