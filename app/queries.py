@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -27,6 +27,9 @@ from storage.records import (
 FRESH_S = 0.45
 RETRY_S = 1.0
 MAX_RUNS = 8
+HISTORY_RECORDS = 300
+MAX_HISTORIES = 32
+GAP_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class LiveReader:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._watched: OrderedDict[str, _Watched] = OrderedDict()
+        self._history_lock = threading.Lock()
+        self._histories: OrderedDict[tuple[str, str], deque[RackRecord]] = OrderedDict()
         self._runs: list[RunState] = []
         self._runs_down = ""
         self._next_runs = 0.0
@@ -108,12 +113,25 @@ class LiveReader:
         except (LiveStoreDown, RecordError):
             return None
 
-    def gpu_history(self, run: str, rack: str, count: int = 300) -> list[RackRecord]:
-        """The last records of one rack, oldest first; empty when the store is away."""
-        try:
-            return self._store.rack_history(run, rack, count)
-        except (LiveStoreDown, RecordError):
-            return []
+    def gpu_history(self, run: str, rack: str, count: int = HISTORY_RECORDS) -> list[RackRecord]:
+        """The last records of one rack, oldest first, as far as the store answers. Read from the
+        store when first asked for; from then on the snapshots are added."""
+        newest = self.read(run).racks.get(rack)
+        with self._history_lock:
+            kept = self._histories.setdefault((run, rack), deque(maxlen=HISTORY_RECORDS))
+            self._histories.move_to_end((run, rack))
+            while len(self._histories) > MAX_HISTORIES:
+                self._histories.popitem(last=False)
+            if newest is not None and kept and kept[-1].at < newest.at <= kept[-1].at + GAP_S:
+                kept.append(newest)
+            elif newest is not None and (not kept or kept[-1].at < newest.at):
+                try:
+                    found = self._store.rack_history(run, rack, HISTORY_RECORDS)
+                except (LiveStoreDown, RecordError):
+                    found = []
+                kept.clear()
+                kept.extend(found)
+            return list(kept)[-count:]
 
     def _watch(self, run: str) -> _Watched:
         with self._lock:

@@ -2,8 +2,8 @@
 id.
 
 Blob: uint32 length of the head, the head as JSON, then for all GPUs in the order of the racks one
-byte of look (position in `CELL_LOOKS`) and one uint16 of the lens (0 to 65534 from low to high,
-65535 for no value).
+byte of look (position in `CELL_LOOKS`, plus 128 where it is dimmed because a filter leaves it out)
+and one uint16 of the lens (0 to 65534 from low to high, 65535 for no value).
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ import numpy as np
 import numpy.typing as npt
 
 from app.components.registry import mount
-from app.palette import BOOSTED, CELL_LOOKS, FAILED, SUSPECT
+from app.palette import BOOSTED, CELL_LOOKS, DEGRADED, FAILED, SUSPECT
 from app.words import watts
 from storage.records import RackRecord
 
 NO_VALUE = 65535
+DIMMED = 128
 TRAY = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lens:
     """What the cells show. column: of `RackRecord`, None for the state. scale: the column times it
-    is in `unit`.
+    is in `unit`. relative: over the median of the rack's GPUs that have a value.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Lens:
     low: float = 0.0
     high: float | None = None
     colour: str = BOOSTED
+    relative: bool = False
 
 
 LENSES: tuple[Lens, ...] = (
@@ -56,6 +58,17 @@ LENSES: tuple[Lens, ...] = (
     ),
     Lens(id="utilisation", label="Utilisation", unit="%", column="util", scale=100, high=100),
     Lens(id="clocks", label="Clocks", unit="MHz", column="clock_mhz", colour=SUSPECT),
+    Lens(
+        id="slowness",
+        label="Fail-slow",
+        unit="× the rack's median step",
+        column="step_s",
+        digits=2,
+        low=0.9,
+        high=1.5,
+        colour=DEGRADED,
+        relative=True,
+    ),
 )
 
 
@@ -64,8 +77,12 @@ def pack(
     looks: Mapping[str, npt.NDArray[np.uint8]],
     lens: Lens,
     selected: str | None,
+    shown: Mapping[str, npt.NDArray[np.bool_]] | None = None,
 ) -> bytes:
-    """The blob of the module's docstring. looks: a code per GPU slot of each rack."""
+    """The blob of the module's docstring. looks: a code per GPU slot of each rack. shown: which
+    GPUs a filter leaves; racks it does not name are left out, None for all."""
+    if shown is not None:
+        racks = {name: record for name, record in racks.items() if name in shown}
     records = list(racks.values())
     values = [_column(record, lens) for record in records]
     high = lens.high
@@ -89,7 +106,12 @@ def pack(
         "over": FAILED,
     }
     encoded = json.dumps(head, ensure_ascii=False).encode()
-    codes = b"".join(looks[record.rack].tobytes() for record in records)
+    codes = b"".join(
+        (looks[name] if shown is None else looks[name] | np.where(shown[name], 0, DIMMED))
+        .astype(np.uint8)
+        .tobytes()
+        for name in racks
+    )
     scaled = b"".join(
         _scale(column, record.num_gpus, lens.low, high)
         for record, column in zip(records, values, strict=True)
@@ -103,14 +125,23 @@ def fleet_map(
     lens: Lens,
     selected: str | None,
     key: str,
+    shown: Mapping[str, npt.NDArray[np.bool_]] | None = None,
 ) -> str | None:
     """Draw the racks; returns the id of the GPU that was picked last."""
-    picked = mount("fleet", pack(racks, looks, lens, selected), key, on_gpu_change=_nothing).gpu
+    blob = pack(racks, looks, lens, selected, shown)
+    picked = mount("fleet", blob, key, on_gpu_change=_nothing).gpu
     return picked if isinstance(picked, str) else None
 
 
 def _column(record: RackRecord, lens: Lens) -> npt.NDArray[np.float32] | None:
-    return None if lens.column is None else record.column(lens.column) * np.float32(lens.scale)
+    if lens.column is None:
+        return None
+    values = record.column(lens.column) * np.float32(lens.scale)
+    if not lens.relative:
+        return values
+    values = np.where(values > 0, values, np.float32(np.nan))
+    middle = np.nanmedian(values) if np.isfinite(values).any() else np.nan
+    return np.asarray(values / np.float32(middle), np.float32)
 
 
 def _scale(column: npt.NDArray[np.float32] | None, gpus: int, low: float, high: float) -> bytes:

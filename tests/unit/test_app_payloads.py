@@ -15,6 +15,7 @@ from app.components.fleet import LENSES, NO_VALUE, pack
 from app.components.registry import NAMES, register
 from app.figures import MAX_POINTS, loss_and_pace, thinned
 from app.palette import CELL_CODES
+from app.rack_filter import RackQuery, in_order, matches, ordered
 from app.shapes import after_rows, before_rows, most_pressing, natural, rack_looks, shape_rows
 from app.tail import StepSeries
 from storage.live.memory import MemoryStore
@@ -126,3 +127,29 @@ def test_component_files_are_found_without_an_install() -> None:
     library = manager.get_component_path("counterpoise-plotly.asset")
     assert library is not None
     assert (Path(library) / "plotly.min.js").is_file()
+
+
+def test_a_filter_dims_what_it_leaves_out(feeder: Feeder) -> None:
+    feeder.fault("r1/3", "kill")
+    racks = _racks(feeder)
+    looks = rack_looks(racks, feeder._states())
+    by_state = matches(racks, looks, RackQuery(states=("failed",)))
+    assert {name: list(np.flatnonzero(mask)) for name, mask in by_state.items()} == {"r1": [3]}
+    by_slot = matches(racks, looks, RackQuery(search="R1/3"))
+    assert {name: list(np.flatnonzero(mask)) for name, mask in by_slot.items()} == {"r1": [3]}
+    assert set(matches(racks, looks, RackQuery(search="r"))) == {"r0", "r1"}
+    blob = pack(racks, looks, LENSES[0], None, by_state)
+    (length,) = struct.unpack_from("<I", blob)
+    codes = np.frombuffer(blob[4 + length : 4 + length + 8], np.uint8)
+    assert [int(code) >> 7 for code in codes] == [1, 1, 1, 0, 1, 1, 1, 1]
+    assert codes[3] == CELL_CODES["failed"]
+
+
+def test_an_order_is_taken_once_and_kept(feeder: Feeder) -> None:
+    feeder.fault("r1/3", "kill")
+    racks = _racks(feeder)
+    looks = rack_looks(racks, feeder._states())
+    assert ordered(racks, looks, "name") == ("r0", "r1")
+    order = ordered(racks, looks, "most to look at")
+    assert order == ("r1", "r0")
+    assert list(in_order(racks, ("r1",))) == ["r1", "r0"]

@@ -20,9 +20,11 @@ function unpack(bytes) {
   const length = view.getUint32(0, true);
   const head = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
   const gpus = head.racks.reduce((sum, rack) => sum + rack.gpus, 0);
-  const looks = bytes.subarray(4 + length, 4 + length + gpus);
+  const raw8 = bytes.subarray(4 + length, 4 + length + gpus);
+  const looks = raw8.map((code) => code & 0x7f);
+  const dim = raw8.map((code) => code >> 7);
   const raw = bytes.slice(4 + length + gpus, 4 + length + 3 * gpus);
-  return { ...head, looks, values: new Uint16Array(raw.buffer) };
+  return { ...head, looks, dim, values: new Uint16Array(raw.buffer) };
 }
 
 /** Where everything goes at cell size `size`; racks fill lines from the left in a stable order. */
@@ -49,7 +51,7 @@ function layout(data, width) {
   for (const size of SIZES) {
     const placed = place(data, width, size);
     const widest = Math.max(...placed.racks.map((rack) => rack.w));
-    if (placed.height <= 620 && widest <= width) return placed;
+    if (placed.height <= Math.max(620, window.innerHeight * 0.68) && widest <= width) return placed;
   }
   return place(data, width, SIZES.at(-1));
 }
@@ -122,6 +124,7 @@ function drawCell(ctx, rack, slot, theme, state) {
       : look.quiet ? blend(theme.surface, look.colour, small ? 0.5 : 0.3) : look.hatch ? theme.surface : look.colour;
     state.faces.set(shade, face);
   }
+  ctx.globalAlpha = data.dim[rack.first + slot] ? 0.22 : 1;
   ctx.fillStyle = face;
   ctx.fillRect(x, y, s, s);
   if (look.hatch) hatch(ctx, x, y, s, theme);
@@ -145,6 +148,7 @@ function drawCell(ctx, rack, slot, theme, state) {
       ctx.fillText(String(slot) + (!byState && !look.quiet ? ` ${look.mark}` : ""), x + 3, y + 3);
     }
   }
+  ctx.globalAlpha = 1;
 }
 
 function label(lens, raw) {
@@ -167,7 +171,7 @@ function draw(state) {
   const { data, canvas, parent } = state;
   const theme = colours(parent);
   const width = Math.floor(state.scroll.clientWidth) - 2;
-  if (width < 40 || !data.racks.length) return;
+  if (width < 40) return;
   state.placed = layout(data, width);
   const ratio = window.devicePixelRatio || 1;
   const need = Math.max(width, ...state.placed.racks.map((rack) => rack.x + rack.w)) + 2;
@@ -195,12 +199,12 @@ function draw(state) {
 function legend(state, theme) {
   const { data } = state;
   const counts = new Array(data.palette.length).fill(0);
-  for (const code of data.looks) counts[code] += 1;
+  data.looks.forEach((code, index) => { if (!data.dim[index]) counts[code] += 1; });
   const parts = data.palette.map((look, code) => counts[code] > 0 && h("span", {}, mark(look), `${look.word} `, h("b", {}, String(counts[code]))));
   const { lens } = data;
-  const scale = lens.id !== "state" && h("span", { class: "muted" }, `${lens.low.toFixed(0)}`,
+  const scale = lens.id !== "state" && h("span", { class: "muted" }, `${lens.low.toFixed(lens.digits ? 1 : 0)}`,
     h("span", { class: "scale", style: `background:linear-gradient(90deg, ${blend(theme.surface, lens.colour, 0.08)}, ${lens.colour})` }),
-    `${lens.high.toFixed(0)} ${lens.unit}`);
+    `${lens.high.toFixed(lens.digits ? 1 : 0)} ${lens.unit}`);
   fill(state.legend, [...parts, scale]);
 }
 
