@@ -7,12 +7,14 @@ here.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from runtime.config_errors import explain
 from runtime.errors import ConfigError
 from runtime.health.config import HealthConfig
 from runtime.power.config import CurvePoints, PowerConfig, require_curve
@@ -92,7 +94,14 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for key in ("steps", "warmup_steps", "seed", "state_hash_every"):
             _require(getattr(self, key) >= 0, key, getattr(self, key), "0 or more")
         for key in ("lr", "clip_norm", "bucket_mb", "eps"):
-            _require(getattr(self, key) > 0, key, getattr(self, key), "more than 0")
+            _require(0 < getattr(self, key) < math.inf, key, getattr(self, key), "more than 0")
+        _require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "0 or more")
+        _require(
+            all(0 <= beta < 1 for beta in self.betas),
+            "betas",
+            self.betas,
+            "both 0 or more, below 1",
+        )
 
 
 class RackConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -233,9 +242,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for rack in self.cluster.racks:
             _require(
                 rack.gpus <= holdable,
-                f"racks.{rack.name}.gpus",
+                f"cluster.racks.{rack.name}.gpus",
                 rack.gpus,
                 f"1 to {holdable}, so that every slot holds a query head and an MLP block",
+            )
+            least_w = rack.gpus * self.emulated.min_cap_w
+            _require(
+                not emulated or rack.power_budget_w == 0 or rack.power_budget_w >= least_w,
+                f"cluster.racks.{rack.name}.power_budget_w",
+                rack.power_budget_w,
+                f"0 (enough for every normal cap) or {least_w:g} and more, the least its GPUs take",
             )
 
 
@@ -278,4 +294,4 @@ def parse_config(data: dict[str, object], *, origin: str) -> Config:
     try:
         return msgspec.convert(data, Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{origin}: {error}") from error
+        raise ConfigError(f"{origin}: {explain(error, data, Config)}") from error
