@@ -16,6 +16,7 @@ from app.components.registry import NAMES, register
 from app.figures import MAX_POINTS, loss_and_pace, thinned
 from app.palette import CELL_CODES
 from app.rack_filter import RackQuery, in_order, matches, ordered
+from app.replica_tables import pace_rows, slowest_slot, unit_table
 from app.shapes import after_rows, before_rows, most_pressing, natural, rack_looks, shape_rows
 from app.tail import StepSeries
 from storage.live.memory import MemoryStore
@@ -153,3 +154,22 @@ def test_an_order_is_taken_once_and_kept(feeder: Feeder) -> None:
     order = ordered(racks, looks, "most to look at")
     assert order == ("r1", "r0")
     assert list(in_order(racks, ("r1",))) == ["r1", "r0"]
+
+
+def test_replicas_say_who_is_slow_and_what_changed(feeder: Feeder) -> None:
+    feeder.fault("r0/5", "slow", 1.4)
+    before = {one.replica: one for one in feeder._states()}
+    feeder.replicas[1].live.remove(3)
+    racks = _racks(feeder)
+    state = feeder.store.get_run(feeder.run)
+    assert state is not None
+    rows = pace_rows(state, racks, before)
+    assert slowest_slot(state.replicas[0], racks) == "5 (1.40 ×)"
+    degree = rows[1].cells[2]
+    assert (degree["text"], degree["title"]) == ("7 of 8", "before the last change: 8 of 8")
+    _, units = unit_table(state.replicas[1], before[1])
+    heads = units[0].cells
+    assert heads[4]["text"] == "–"
+    assert heads[4]["title"] == "before the last change: 2"
+    _, same = unit_table(state.replicas[0], before[0])
+    assert all(isinstance(cell, str) for row in same for cell in row.cells)

@@ -16,6 +16,7 @@ tr[tabindex] { cursor: pointer; } tr[tabindex]:hover td { background: var(--soft
 tr[tabindex]:focus-visible { outline: 2px solid var(--st-primary-color); outline-offset: -2px; }
 tr.fresh td { animation: fresh 6s ease-out; }
 @keyframes fresh { from { background: color-mix(in srgb, var(--st-primary-color) 30%, transparent); } to { background: transparent; } }
+.changed { text-decoration: underline dotted; text-underline-offset: 3px; font-weight: 600; }
 .sub { display: block; font-weight: 400; font-size: 12px; line-height: 1.35; }
 .empty { padding: 6px 0; }
 `;
@@ -25,7 +26,7 @@ function content(cell, at) {
   if (cell === null || typeof cell !== "object") return { nodes: [String(cell ?? "")] };
   if (cell.time !== undefined) return { nodes: moment(cell.time), title: utc(cell.time) };
   if (cell.age !== undefined) return { nodes: [duration(at.since(cell.age)) + " ago"], title: utc(cell.age) };
-  return { nodes: [cell.look && mark(cell.look), cell.text, cell.sub && h("small", { class: "sub muted" }, cell.sub)].filter(Boolean), title: cell.title };
+  return { changed: cell.changed, nodes: [cell.look && mark(cell.look), cell.text, cell.sub && h("small", { class: "sub muted" }, cell.sub)].filter(Boolean), title: cell.title };
 }
 
 function draw(state) {
@@ -40,8 +41,8 @@ function draw(state) {
     return h("tr", { class: `${fresh} ${on} ${row.strong ? "strong" : ""}`, "data-id": row.id, tabindex: data.selectable ? "0" : null,
       "aria-selected": data.selectable ? String(Boolean(on)) : null },
     row.cells.map((cell, index) => {
-      const { nodes, title } = content(cell, at);
-      return h("td", { class: cls[data.columns[index].kind], title }, ...nodes);
+      const { nodes, title, changed } = content(cell, at);
+      return h("td", { class: cls[data.columns[index].kind], title }, ...(changed ? [h("span", { class: "changed" }, ...nodes)] : nodes));
     }));
   });
   const attributes = data.max_height ? { class: "scroll tall", style: `--max:${data.max_height}px`, tabindex: "0" } : { class: "scroll" };
