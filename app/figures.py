@@ -83,6 +83,7 @@ def generation_lines(
     if not len(step):
         return [], []
     inside = [one for one in generations if step[0] < one[0] <= step[-1]][-20:]
+    room = 0.03 * float(step[-1] - step[0])
     lines = [
         {
             "type": "line",
@@ -107,7 +108,9 @@ def generation_lines(
             "yanchor": "top",
             "font": {"size": 11},
         }
-        for first, number, cause in inside
+        for place, (first, number, cause) in enumerate(inside)
+        # Where generations follow each other closely, the last of them is named
+        if place + 1 == len(inside) or inside[place + 1][0] - first > room
     ]
     return lines, notes
 

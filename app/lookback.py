@@ -1,18 +1,22 @@
-"""Reads of the SQL history, for the History page. Never in a tick of a live page.
+"""Reads of the SQL history, for the pages that look back. Never in a tick of a live page.
 
 A database that is away, or without tables, is a sentence in `trouble`, not an exception.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import streamlit as st
 
+from storage.history.counterfactual import AgainstDrop, against_drop
 from storage.history.database import HistoryDown, HistoryRejectedError
 from storage.history.incident_costs import Cost, costs_of
 from storage.history.incidents import Incident, incidents_of
+from storage.history.notes import Note, add_note, all_tags, notes_of, set_tags
 from storage.history.queries import History, RunDetail, RunSummary
 from storage.history.series import StepSeries
 from storage.records import (
@@ -23,7 +27,6 @@ from storage.records import (
     RecordError,
 )
 
-MAX_RUNS = 200
 MAX_POINTS = 2000
 MAX_INCIDENT_EVENTS = 5000
 MAX_PRICED = 100
@@ -41,6 +44,18 @@ class PastRun:
     events: tuple[EventHappened, ...]
     proposals: tuple[Proposal, ...]
     decisions: tuple[DecisionMade, ...]
+    against: AgainstDrop | None = None
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs the run was given."""
+        shapes = [sum(len(one.gpus) for one in form.replicas) for form in self.generations]
+        return max(shapes, default=0)
+
+    @property
+    def end(self) -> float:
+        return self.detail.last_at if self.detail.ended_at is None else self.detail.ended_at
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,6 +65,17 @@ class PastIncidents:
     incidents: tuple[Incident, ...]
     costs: Mapping[str, Cost]
     until: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunQuery:
+    """What the list of runs shows. since: epoch seconds, to a minute, so that it can be cached."""
+
+    search: str = ""
+    statuses: tuple[str, ...] = ()
+    since: float = 0.0
+    tag: str = ""
+    limit: int = 100
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,9 +96,30 @@ class Lookback:
     def __init__(self, url: str) -> None:
         self._history = History.open(url)
 
-    def runs(self, search: str) -> Found:
-        """Newest first."""
-        return _runs(self._history, search)
+    def runs(self, query: RunQuery) -> Found:
+        """Newest first, one more than `query.limit` when there are more."""
+        return _runs(self._history, query)
+
+    def tags(self) -> list[str]:
+        """Every tag in use."""
+        return _tags(self._history)
+
+    def add_note(self, run: str, note: Note) -> str:
+        """Why it could not be kept, "" when it was."""
+        return _written(lambda: add_note(self._history.engine, run, note))
+
+    def set_tags(self, run: str, tags: list[str], who: str) -> str:
+        """Why they could not be kept, "" when they were."""
+        now = time.time()
+        return _written(lambda: set_tags(self._history.engine, run, tags, who=who, at=now))
+
+    def step_columns(self, run: str) -> dict[str, list[Any]]:
+        """All steps of a run that are still kept one by one, for export.
+
+        Raises:
+            HistoryDown: the database cannot be used.
+        """
+        return self._history.step_columns(run)
 
     def run(self, run: str) -> PastRun | None:
         """None when the history does not know the run, or cannot be asked (`runs` says why)."""
@@ -85,14 +132,41 @@ class Lookback:
 
 
 @st.cache_resource(ttl=CACHE_S, max_entries=32, show_spinner=False)
-def _runs(_history: History, search: str) -> Found:
+def _runs(_history: History, query: RunQuery) -> Found:
     try:
         schema = _history.schema_state()
         if schema.state != "ready":
             return Found(trouble=schema.message)
-        return Found(runs=tuple(_history.list_runs(MAX_RUNS, search)))
+        found = _history.list_runs(
+            query.limit + 1,
+            query.search,
+            statuses=query.statuses,
+            since=query.since,
+            tag=query.tag,
+        )
+        return Found(runs=tuple(found))
     except TROUBLES as error:
         return Found(trouble=str(error))
+
+
+@st.cache_resource(ttl=CACHE_S, max_entries=1, show_spinner=False)
+def _tags(_history: History) -> list[str]:
+    try:
+        return all_tags(_history.engine)
+    except TROUBLES:
+        return []
+
+
+def _written(write: Callable[[], None]) -> str:
+    try:
+        write()
+    except TROUBLES as error:
+        return f"Not kept: {error}"
+    # What was cached no longer holds
+    _runs.clear()
+    _run.clear()
+    _tags.clear()
+    return ""
 
 
 @st.cache_resource(ttl=CACHE_S, max_entries=16, show_spinner=False)
@@ -101,10 +175,14 @@ def _run(_history: History, run: str) -> PastRun | None:
         detail = _history.run(run)
         if detail is None:
             return None
+        generations = tuple(_history.generations(run))
+        end = detail.last_at if detail.ended_at is None else detail.ended_at
         return PastRun(
             detail=detail,
             steps=_history.steps(run, MAX_POINTS),
-            generations=tuple(_history.generations(run)),
+            generations=generations,
+            against=against_drop(generations, _history.paces(run), end),
+            notes=tuple(notes_of(_history.engine, run)),
             events=tuple(_history.events(run)),
             proposals=tuple(_history.proposals(run)),
             decisions=tuple(_history.decisions(run)),

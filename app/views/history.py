@@ -1,41 +1,38 @@
-"""History: every recorded run; one of them in full. Reads SQL alone: works with Redis away."""
+"""History: recorded runs, found by filters; one of them in full, or several against a baseline.
+
+Reads SQL alone: works with Redis away.
+"""
 
 from __future__ import annotations
 
-import json
+import time
 
 import streamlit as st
 
-from app import context
-from app.components.parts import (
-    Column,
-    Row,
-    Tile,
-    heading,
-    marked,
-    picking_table,
-    ribbon,
-    table,
-    tiles,
-)
-from app.components.registry import mount
-from app.lookback import PastRun
-from app.palette import NEUTRAL, STATUS_LOOKS, Look
-from app.past_figures import past_loss, shape_over_time
-from app.tables import event_table, proposal_table
-from app.words import DASH, device_words, number, params, percent, plural, seconds
+from app import context, history_compare, history_detail
+from app.components.parts import Column, Row, marked, picking_table
+from app.history_detail import status_of
+from app.lookback import RunQuery
+from app.palette import STATUS_LOOKS
+from app.words import device_words, number, percent, seconds
 from storage.history.queries import RunSummary
-from storage.records import DecisionMade
 
 REFRESH_S = 10.0
-SILENT = Look(mark="?", colour=NEUTRAL, word="silent: no end recorded", hatch=True)
+PAGE = 50
+STATUSES = (*STATUS_LOOKS, "silent")
+PERIODS = {
+    "any time": 0.0,
+    "last day": 86400.0,
+    "last week": 7 * 86400.0,
+    "last month": 30 * 86400.0,
+}
 NOTHING = (
     "No run is recorded yet. The recorder writes a run here within seconds of its start: "
     "`./run up` starts one."
 )
-RUN_COLUMNS = (
+COLUMNS = (
     Column(label="Started", kind="right"),
-    Column(label="Run"),
+    Column(label="Run", kind="wide"),
     Column(label="Status"),
     Column(label="Steps", kind="right"),
     Column(label="Loss", kind="right"),
@@ -44,23 +41,23 @@ RUN_COLUMNS = (
     Column(label="Wall time", kind="right"),
     Column(label="Device"),
 )
+ONE, COMPARE = "One run", "Compare runs"
 
 
 def render() -> None:
-    search = st.text_input(
-        "Search runs", placeholder="Search by name or id", label_visibility="collapsed"
-    )
-    found = context.lookback().runs(search.strip())
+    query = _filters()
+    found = context.lookback().runs(query)
     if found.trouble:
         st.markdown(f"**History is not available.** {found.trouble}")
         st.markdown("Live pages work without it; nothing is lost, the recorder catches up.")
         return
+    runs = found.runs[: query.limit]
     selected = st.query_params.get("run") or st.session_state.get("history_run")
-    rows = [_run_row(one) for one in found.runs]
-    nothing = f"No recorded run matches “{search}”." if search else NOTHING
+    is_filtered = query != RunQuery(limit=query.limit)
+    nothing = "No recorded run matches. Clear the filters to see all." if is_filtered else NOTHING
     picked = picking_table(
-        RUN_COLUMNS,
-        rows,
+        COLUMNS,
+        [_row(one) for one in runs],
         "history_runs",
         label="Recorded runs",
         empty=nothing,
@@ -71,92 +68,63 @@ def render() -> None:
         st.session_state["history_run"] = picked
         st.query_params["run"] = picked
         st.rerun()
-    if selected is None:
-        if rows:
-            st.caption("Pick a run to see its loss, shape, decisions and where its time went.")
-        return
-    living = any(one.run == selected and one.ended_at is None for one in found.runs)
-    st.fragment(_detail, run_every=REFRESH_S if living else None)(selected)
+    if len(found.runs) > query.limit:
+        _more(query)
+    mode = st.segmented_control(
+        "Show",
+        [ONE, COMPARE],
+        default=COMPARE if "compare" in st.query_params else ONE,
+        key="history_mode",
+        label_visibility="collapsed",
+    )
+    if mode == COMPARE:
+        history_compare.render(runs)
+    elif selected is not None:
+        living = any(one.run == selected and one.ended_at is None for one in runs)
+        st.fragment(history_detail.render, run_every=REFRESH_S if living else None)(selected)
+    elif runs:
+        st.caption("Pick a run to see its loss, shape, decisions and where its time went.")
 
 
-def _detail(run: str) -> None:
-    past = context.lookback().run(run)
-    if past is None:
-        st.markdown(f"The history does not know the run {run}, or cannot be read now.")
-        return
-    summary = past.detail
-    heading(f"{summary.name} ({summary.run})")
-    _facts(past)
-    tiles(_numbers(summary), "history_numbers")
-    left, right = st.columns([2, 3], gap="medium")
-    with left:
-        heading("Where the time went")
-        ribbon(summary.ledger, summary.wall_s, "history_ribbon")
-        heading("Shape over time")
-        if past.generations:
-            mount("chart", shape_over_time(past), "history_shape")
-        else:
-            st.caption("No generation is recorded yet.")
-    with right:
-        heading("Loss and throughput")
-        if len(past.steps):
-            mount("chart", past_loss(past, 420), "history_loss")
-        else:
-            st.caption("No step is recorded yet.")
-    heading("Proposals")
-    proposal_table(reversed(past.proposals), "history_proposals", "None was made in this run.")
-    heading("Decisions")
-    _decisions(past)
-    heading("Events")
-    event_table(past.events, "history_events", 400)
-    with st.expander("Configuration"):
-        st.code(_pretty(past.detail.config), language="json")
+def _filters() -> RunQuery:
+    search, statuses, period, tag = st.columns([3, 3, 1.5, 1.5])
+    text = search.text_input(
+        "Search runs", placeholder="Search by name, id or tag", label_visibility="collapsed"
+    )
+    chosen = statuses.multiselect(
+        "Status", STATUSES, placeholder="Any status", label_visibility="collapsed"
+    )
+    since = period.selectbox(
+        "Started", list(PERIODS), label_visibility="collapsed", key="history_period"
+    )
+    tags = ["any tag", *context.lookback().tags()]
+    tagged = tag.selectbox("Tag", tags, label_visibility="collapsed", key="history_tag")
+    length = PERIODS[since]
+    return RunQuery(
+        search=text.strip(),
+        statuses=tuple(chosen),
+        since=(time.time() - length) // 60 * 60 if length else 0.0,
+        tag="" if tagged == tags[0] else str(tagged),
+        limit=int(st.session_state.get("history_limit", PAGE)),
+    )
 
 
-def _facts(past: PastRun) -> None:
-    detail = summary = past.detail
-    parts = [
-        device_words(summary.device, summary.emulated),
-        params(detail.num_params),
-        f"{detail.global_batch} samples of {detail.seq_len} tokens a step",
-        plural(summary.num_generations, "generation"),
-    ]
-    if summary.status_reason:
-        parts.append(summary.status_reason)
-    if summary.num_missing or summary.num_bad_records:
-        parts.append(
-            f"{summary.num_missing} journal entries missing, {summary.num_bad_records} unreadable"
-        )
-    st.caption(" · ".join(parts))
+def _more(query: RunQuery) -> None:
+    text, button = st.columns([5, 1], vertical_alignment="center")
+    text.caption(f"The newest {query.limit} that match. Older ones: filter, or show more.")
+    if button.button("Show more", key="history_more", width="stretch"):
+        st.session_state["history_limit"] = min(query.limit * 4, 2000)
+        st.rerun()
 
 
-def _numbers(summary: RunSummary) -> list[Tile]:
-    return [
-        Tile(label="Steps", value=number(summary.steps), sub=_status(summary).word),
-        Tile(label="Loss", value=number(summary.last_loss, 4), sub="of the last step"),
-        Tile(label="Tokens", value=number(summary.tokens / 1e6, 1), unit="M", sub="committed"),
-        Tile(
-            label="Time goodput",
-            value=percent(summary.time_goodput).removesuffix(" %"),
-            unit="%",
-            sub=f"wall time {seconds(summary.wall_s)}",
-        ),
-        Tile(
-            label="Token goodput",
-            value=percent(summary.token_goodput).removesuffix(" %"),
-            unit="%",
-            sub="of the healthy run's tokens",
-        ),
-    ]
-
-
-def _run_row(run: RunSummary) -> Row:
+def _row(run: RunSummary) -> Row:
+    tags = " · " + ", ".join(run.tags) if run.tags else ""
     return Row(
         id=run.run,
         cells=(
             {"time": run.started_at},
-            f"{run.name} ({run.run})",
-            marked(_status(run), title=run.status_reason),
+            {"text": run.name, "sub": run.run + tags},
+            marked(status_of(run), title=run.status_reason),
             number(run.steps),
             number(run.last_loss, 4),
             percent(run.time_goodput),
@@ -165,46 +133,3 @@ def _run_row(run: RunSummary) -> Row:
             device_words(run.device, run.emulated),
         ),
     )
-
-
-def _status(run: RunSummary) -> Look:
-    for status, look in STATUS_LOOKS.items():
-        if status == run.status:
-            return look
-    return SILENT
-
-
-def _decisions(past: PastRun) -> None:
-    columns = [Column(label="When", kind="right"), Column(label="Verdict"), Column(label="Option")]
-    columns += [Column(label="Who"), Column(label="Via"), Column(label="Reason", kind="wide")]
-    columns += [Column(label="Generation", kind="right")]
-    titles = {one.id: [option.title for option in one.options] for one in past.proposals}
-    rows = [
-        Row(
-            id=one.id,
-            cells=(
-                {"time": one.at},
-                one.verdict,
-                _option(one, titles.get(one.proposal, [])),
-                one.who,
-                one.via,
-                one.reason or DASH,
-                str(one.generation),
-            ),
-        )
-        for one in reversed(past.decisions)
-    ]
-    table(columns, rows, "history_decisions", label="Decisions", empty="None was made in this run.")
-
-
-def _option(decision: DecisionMade, titles: list[str]) -> str:
-    if decision.option is not None and decision.option < len(titles):
-        return titles[decision.option]
-    return f"proposal {decision.proposal}"
-
-
-def _pretty(config: str) -> str:
-    try:
-        return json.dumps(json.loads(config), indent=2)
-    except ValueError:
-        return config
