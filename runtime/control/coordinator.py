@@ -9,47 +9,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
 
 from runtime.config import Config
 from runtime.control import messages as m
+from runtime.control.change import Change, Phase
 from runtime.control.desk import Desk
 from runtime.control.examiner import Examiner
 from runtime.control.fence import Fence
 from runtime.control.fleet import Fleet, GpuView
-from runtime.control.instructions import Finish, Instruction, Order, Outgoing, Record, Seal
+from runtime.control.instructions import Finish, Instruction, Order, Outgoing, Record
+from runtime.control.last_checkpoint import LastCheckpoint
 from runtime.control.memory import Memory
 from runtime.control.power_desk import PowerDesk
 from runtime.control.progress import Progress
-from runtime.control.succession import Aim, Past, StateLost, succeed
+from runtime.control.roll_call import RollCall
+from runtime.control.succession import Aim, Past, StateLost, succeed, whole_aims
 from runtime.errors import PlanError
 from runtime.plan.generation import GenerationPlan
-from runtime.plan.manifest import Manifest, Part, Start
+from runtime.plan.manifest import Start
 from storage.records import Command, EventHappened, RunState, Severity
 
-Phase = Literal["starting", "entering", "training", "leaving", "saving", "ended"]
 KEPT_PLANS = 16
-SAVE_DEADLINE_S = 20.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """Why a generation is being left. proposal: id of the proposal that is being applied.
-    at_once: planned, but the step at hand is dropped."""
-
-    cause: str
-    planned: bool
-    began_at: float
-    at_once: bool = False
-    proposal: str = ""
-
-    @property
-    def aborts(self) -> bool:
-        """Whether ranks leave their collectives for it."""
-        return self.at_once or not self.planned
 
 
 class Coordinator:
@@ -78,7 +62,7 @@ class Coordinator:
         self.fleet = Fleet(config)
         self.outgoing = Outgoing()
         self.progress = Progress(config, run=run, now=now, outgoing=self.outgoing)
-        self.aims = [self._whole(replica) for replica in range(len(config.cluster.racks))]
+        self.aims = whole_aims(config)
         self.desk = Desk(config, run=run, outgoing=self.outgoing)
         self.power = PowerDesk(config, run=run, outgoing=self.outgoing)
         self.progress.power = self.power
@@ -92,16 +76,15 @@ class Coordinator:
         self._change = Change(cause="the run started", planned=False, began_at=now)
         self._led_here = self._change
         self._finish: Finish | None = None
-        self._last_words = ""
+        self.last_words = ""
         self._fence = Fence()
+        self._roll_call = RollCall()
+        self.last_checkpoint = LastCheckpoint(checkpoints)
         self._held: m.StepDone | None = None
         self._parked: set[str] = set()
         self._entered: set[str] = set()
-        self._began_at = now
-        self._phase_at = now
-        self._checkpoints = checkpoints
-        self._folder = ""
-        self._parts: dict[str, Part] = {}
+        self.began_at = now
+        self.phase_at = now
         self._start = start or Start()
         self.progress.begin_at(self._start)
 
@@ -110,23 +93,23 @@ class Coordinator:
     def handle(self, message: m.FromAgent, now: float) -> list[Instruction]:
         """Take one message of an agent or worker."""
         if isinstance(message, m.AgentHello):
-            self._on_hello(message, now)
+            self._roll_call.hello(self, message, now)
         elif isinstance(message, m.CapsSet):
             self.power.caps_set(self, message, now)
         elif isinstance(message, m.Observed):
             self.examiner.observed(self, message, now)
         elif message.gpu not in self.fleet:
-            self._event("unknown_gpu", "warning", f"a message came from {message.gpu}", now)
+            self.event("unknown_gpu", "warning", f"a message came from {message.gpu}", now)
         elif isinstance(message, m.WorkerReady):
-            self._on_ready(message, now)
+            self._roll_call.ready(self, message, now)
         elif isinstance(message, m.WorkerExited):
-            self._on_exit(message, now)
+            self._roll_call.exited(self, message, now)
         elif isinstance(message, m.Parked):
             self._on_parked(message, now)
         elif isinstance(message, m.Entered):
             self._on_entered(message, now)
         elif isinstance(message, m.Saved):
-            self._on_saved(message, now)
+            self.last_checkpoint.saved(self, message, now)
         elif isinstance(message, m.StepDone):
             self._on_step(message, now)
         elif isinstance(message, m.Pulse):
@@ -134,7 +117,7 @@ class Coordinator:
             view.pulse_at, view.phase, view.phase_age_s = now, message.phase, message.phase_age_s
         else:
             self.fleet[message.gpu].said = message.reason
-            self._event(
+            self.event(
                 "worker_failed", "critical", f"{message.gpu}: {message.reason}", now, message.gpu
             )
         return self.outgoing.take()
@@ -143,8 +126,8 @@ class Coordinator:
         """Look at deadlines; call a few times a second."""
         if self.phase != "ended":
             if self.phase == "starting" and self._number == 0:
-                self._start_when_ready(now)
-            self._save_deadline(now)
+                self._roll_call.start_when_ready(self, now)
+            self.last_checkpoint.tick(self, now)
             self._fence.look(self, now)
             self.examiner.tick(self, now)
             self.desk.tick(self, now)
@@ -188,14 +171,14 @@ class Coordinator:
         """End the run at the next step boundary; a failure on the way is got over first."""
         finish = Finish(status=status, reason=reason)
         if self.phase in ("starting", "ended"):
-            self._end(finish, now)
+            self.end(finish, now)
         elif self._finish is None:
             self._finish = finish
             self._leave(Change(cause=reason, planned=True, began_at=now), now)
 
     def end_now(self, reason: str, now: float) -> None:
         """End the run where it stands, without a last checkpoint."""
-        self._end(Finish(status="stopped", reason=reason), now)
+        self.end(Finish(status="stopped", reason=reason), now)
 
     def order(self, message: m.ToAgent, host: str | None = None) -> None:
         self.outgoing.put(Order(message=message, host=host))
@@ -220,10 +203,6 @@ class Coordinator:
         return self._led_here
 
     @property
-    def phase_at(self) -> float:
-        return self._phase_at
-
-    @property
     def parked(self) -> frozenset[str]:
         """Ranks that have left the present generation."""
         return frozenset(self._parked)
@@ -231,7 +210,7 @@ class Coordinator:
     def note_start(self, reason: str, now: float) -> None:
         """Put where the run begins, and why, into the journal."""
         kind = "run_continued" if self._start.checkpoint else "run_begun_afresh"
-        self._event(kind, "info", reason, now)
+        self.event(kind, "info", reason, now)
 
     @property
     def start(self) -> Start:
@@ -254,11 +233,11 @@ class Coordinator:
             proposal=change.proposal,
         )
         self._led_here = self._change
-        self._event("controller_restarted", "warning", "the controller took the run over", now)
+        self.event("controller_restarted", "warning", "the controller took the run over", now)
         if self.plan is None:
             return
         self.examiner.generation_published(self.plan)
-        self._set_phase("training", now)
+        self.set_phase("training", now)
         if phase == "entering" and not self.progress.formed:
             cause = f"the controller restarted while generation {self._number} formed"
             self._leave(replace(self._change, cause=cause, planned=False), now)
@@ -266,115 +245,33 @@ class Coordinator:
             self._leave(self._change, now)
         self.desk.carry_out_approved(self, now)
 
-    def _tell_again(self, host: str) -> None:
-        """A (re)connected agent may have missed the last order about the generation."""
-        slowness = {view.gpu: view.slowness for view in self.fleet if view.slowness != 1.0}
-        if slowness:
-            self.order(m.SetDevice(slowness=slowness), host)
-        if self.plan is None:
-            return
-        if self.phase == "leaving":
-            abort = self._change.aborts
-            self.order(m.LeaveGeneration(generation=self._number, abort=abort), host)
-        elif self.phase == "entering":
-            self.order(m.EnterGeneration(plan=self.plan), host)
-        elif self.phase == "saving":
-            self.order(m.Save(generation=self._number, folder=self._folder), host)
-
     # workers ---------------------------------------------------------------------------------
-
-    def _on_hello(self, hello: m.AgentHello, now: float) -> None:
-        """A (re)connected agent: start what never ran; take note of what died unseen."""
-        missing = []
-        for view in self.fleet:
-            if view.host != hello.host:
-                continue
-            pid = hello.workers.get(view.gpu)
-            first = view.status == "absent" and self.phase == "starting"
-            if pid is None and (first or view.status == "starting"):
-                missing.append(view.gpu)
-                view.status, view.since = "starting", now
-            elif pid is None and view.status == "alive":
-                self._lose(view.gpu, now, now, "its process is gone")
-        if self.phase == "ended":
-            self.order(m.Quit(), hello.host)
-            return
-        self.power.hello(self, hello)
-        self.examiner.hello(self, hello.host)
-        if missing:
-            self.order(m.StartWorkers(gpus=tuple(missing), store=self.store), hello.host)
-        self._tell_again(hello.host)
 
     def host_lost(self, host: str, now: float) -> list[Instruction]:
         """An agent stayed away past its deadline: its GPUs are gone for this run."""
-        for view in self.fleet:
-            if view.host == host and view.status in ("alive", "starting"):
-                self._lose(view.gpu, now, now, f"agent {host} is gone")
+        self._roll_call.host_lost(self, host, now)
         return self.outgoing.take()
 
-    def _on_ready(self, ready: m.WorkerReady, now: float) -> None:
-        view = self.fleet[ready.gpu]
-        if ready.pid in (view.pid, view.gone_pid) or self.phase == "ended":
-            return
-        if view.status == "alive":
-            self._lose(ready.gpu, now, now, "another worker took its place")
-        self.fleet.started(ready.gpu, ready.pid, now)
-        self.examiner.worker_back(self, ready.gpu, now)
-        if self.phase == "starting":
-            self._start_when_ready(now)
-            return
-        self._event("gpu_repaired", "info", f"{ready.gpu} is back", now, ready.gpu)
-        self.desk.note(view.replica, now, f"{ready.gpu} is back")
-        self.desk.refresh(self, now)
-
-    def _on_exit(self, exited: m.WorkerExited, now: float) -> None:
-        view = self.fleet[exited.gpu]
-        # An agent tells again: the end of an earlier worker says nothing about the present one.
-        unseen = view.status == "starting" and exited.pid != view.gone_pid
-        if (exited.pid != view.pid and not unseen) or self.phase == "ended":
-            return
-        view.gone_pid = exited.pid
-        how = f"signal {-exited.code}" if exited.code < 0 else f"exit code {exited.code}"
-        said = f" ({view.said})" if view.said else ""
-        self._lose(exited.gpu, min(exited.at, now), now, f"its worker ended by {how}{said}")
-
-    def _lose(self, gpu: str, happened_at: float, now: float, why: str) -> None:
+    def lose(self, gpu: str, happened_at: float, now: float, why: str) -> None:
+        """A GPU's worker is gone: the generation it was a member of is over."""
         view = self.fleet[gpu]
         if view.status == "dead" or self.phase == "ended":
             return
         self.fleet.exited(gpu, now)
-        self._last_words = f"{gpu} failed: {why}"
-        self._event("gpu_failed", "critical", self._last_words, now, gpu)
+        self.last_words = f"{gpu} failed: {why}"
+        self.event("gpu_failed", "critical", self.last_words, now, gpu)
         self.examiner.worker_lost(self, gpu, why, now)
         self.desk.note(view.replica, happened_at, f"{gpu} failed: {why}")
         if self.phase in ("entering", "training", "leaving") and self._is_member(gpu):
             self.progress.failure(happened_at, now)
             self._leave(Change(cause=f"{gpu} failed", planned=False, began_at=happened_at), now)
         elif self.phase == "saving":
-            self._seal_when_saved(now)
+            self.last_checkpoint.seal_when_complete(self, now)
         else:
             self.desk.refresh(self, now)
 
     def _is_member(self, gpu: str) -> bool:
         return self.plan is not None and gpu in self.plan.members()
-
-    # starting --------------------------------------------------------------------------------
-
-    def _start_when_ready(self, now: float) -> None:
-        """Form the first generation when every worker is up, or those that are at the deadline."""
-        late = now - self._began_at > self.config.control.join_deadline_s
-        alive = any(view.status == "alive" for view in self.fleet)
-        pending = any(view.status in ("absent", "starting") for view in self.fleet)
-        if pending and not (late and alive):
-            return
-        if not alive:
-            reason = f"no worker came up; the last one: {self._last_words}"
-            self._end(Finish(status="failed", reason=reason), now)
-            return
-        for view in self.fleet:
-            if view.status != "alive":
-                self._lose(view.gpu, now, now, "it did not come up in time")
-        self._form_next(now)
 
     # leaving ---------------------------------------------------------------------------------
 
@@ -391,13 +288,13 @@ class Coordinator:
             self.desk.interrupted(before.proposal, change.cause, now)
         self._change = change
         if not change.planned and (not leaving or before.planned):
-            self._event(
+            self.event(
                 "generation_aborted",
                 "warning",
                 f"generation {self._number} ended: {change.cause}",
                 now,
             )
-        self._set_phase("leaving", now)
+        self.set_phase("leaving", now)
         self.desk.lapse(f"generation {self._number} ended: {change.cause}", now)
         self.order(m.LeaveGeneration(generation=self._number, abort=change.aborts))
         self._form_when_parked(now)
@@ -425,10 +322,7 @@ class Coordinator:
 
     def _form_when_parked(self, now: float) -> None:
         assert self.plan is not None
-        waiting = {
-            gpu for gpu in self.plan.members() if self.fleet[gpu].status == "alive"
-        } - self._parked
-        if waiting:
+        if not {view.gpu for view in self.living_members()} <= self._parked:
             return
         if self._held is not None:
             held, self._held = self._held, None
@@ -439,11 +333,11 @@ class Coordinator:
             self.progress.leaving(left_at)
         # Ranks that left in the middle of a step may be one apart: the next generation mends that.
         if self._finish is not None and (not self._change.aborts or self._all_steps_done()):
-            self._save(now)
+            self.last_checkpoint.begin(self, self._finish, now)
         else:
-            self._form_next(now)
+            self.form_next(now)
 
-    def _form_next(self, now: float) -> None:
+    def form_next(self, now: float) -> None:
         """Write and publish the next generation's plan, or end the run if there can be none."""
         unformed = "" if self.progress.formed else self._led_here.proposal
         if self._change.proposal and not self.desk.can_go_to(self, self.aims):
@@ -468,10 +362,10 @@ class Coordinator:
                 planned=self._change.planned,
             )
         except StateLost as error:
-            self._end(Finish(status="failed", reason=f"state lost: {error}"), now)
+            self.end(Finish(status="failed", reason=f"state lost: {error}"), now)
             return
         except PlanError as error:
-            self._end(Finish(status="failed", reason=f"{error}: {self._last_words}"), now)
+            self.end(Finish(status="failed", reason=f"{error}: {self.last_words}"), now)
             return
         self._number = plan.generation
         self.plan = plan
@@ -485,7 +379,7 @@ class Coordinator:
             self.desk.interrupted(unformed, self._change.cause, now)
         self._led_here = self._change
         self._parked, self._entered = set(), set()
-        self._set_phase("entering", now)
+        self.set_phase("entering", now)
         self.power.generation_published(self, plan)
         self.examiner.generation_published(plan)
         self.order(m.EnterGeneration(plan=plan))
@@ -494,65 +388,8 @@ class Coordinator:
             self._leave(Change(cause=self._finish.reason, planned=True, began_at=now), now)
         self.desk.refresh(self, now)
 
-    # the last checkpoint ---------------------------------------------------------------------
-
-    def _save(self, now: float) -> None:
-        """Let every rank write its part of a checkpoint before the run ends."""
-        assert self._finish is not None
-        if not self._checkpoints or self.progress.committed == self.progress.start_step:
-            self._end(self._finish, now)
-            return
-        self._parts = {}
-        self._folder = f"{self._checkpoints}/step-{self.progress.committed:08d}"
-        self._set_phase("saving", now)
-        if any(
-            view.standing is None or view.standing.applied_step != self.progress.committed
-            for view in self._living_members()
-        ):
-            self._give_up_saving("a failure left the ranks a step apart", now)
-            return
-        self.order(m.Save(generation=self._number, folder=self._folder))
-
-    def _on_saved(self, saved: m.Saved, now: float) -> None:
-        if self.phase != "saving":
-            return
-        if saved.part is None:
-            self._give_up_saving(f"{saved.gpu}: {saved.error}", now)
-            return
-        self._parts[saved.gpu] = saved.part
-        self._seal_when_saved(now)
-
-    def _seal_when_saved(self, now: float) -> None:
-        """Whoever died meanwhile is not waited for: the others' parts may be all that is needed."""
-        assert self._finish is not None
-        members = [view.gpu for view in self._living_members()]
-        if not set(members) <= set(self._parts):
-            return
-        self.progress.ledger.spend("checkpointing", now)
-        self.outgoing.put(
-            Seal(
-                folder=self._folder,
-                manifest=Manifest(
-                    run=self.run,
-                    applied_step=self.progress.committed,
-                    model=self.config.model,
-                    train=self.config.train,
-                    parts=tuple(part for _, part in sorted(self._parts.items())),
-                ),
-            )
-        )
-        self._end(self._finish, now)
-
-    def _save_deadline(self, now: float) -> None:
-        if self.phase == "saving" and now - self._phase_at > SAVE_DEADLINE_S:
-            self._give_up_saving("not every rank wrote its part", now)
-
-    def _give_up_saving(self, why: str, now: float) -> None:
-        assert self._finish is not None
-        self._event("checkpoint_failed", "critical", why, now)
-        self._end(self._finish, now)
-
-    def _living_members(self) -> list[GpuView]:
+    def living_members(self) -> list[GpuView]:
+        """Members of the generation whose workers live."""
         assert self.plan is not None
         views = [self.fleet[gpu] for gpu in self.plan.members()]
         return [view for view in views if view.status == "alive"]
@@ -566,7 +403,7 @@ class Coordinator:
         self.progress.entered(entered)
         assert self.plan is not None
         if self._entered >= set(self.plan.members()):
-            self._set_phase("training", now)
+            self.set_phase("training", now)
 
     def _on_step(self, done: m.StepDone, now: float) -> None:
         plan = self._history.get(done.generation)
@@ -574,10 +411,10 @@ class Coordinator:
             return
         if done.step > self.progress.committed:
             untold = f"steps {self.progress.committed} to {done.step - 1} were never told"
-            self._event("steps_untold", "warning", untold, now)
+            self.event("steps_untold", "warning", untold, now)
         first = self.progress.step_committed(plan, done, self._led_here, waiting=self._waiting())
         if done.states_agree is False:
-            self._event("states_differ", "critical", f"replicas differ after step {done.step}", now)
+            self.event("states_differ", "critical", f"replicas differ after step {done.step}", now)
         if first:
             self.desk.formed(self, done.at)
             if self._led_here.planned:
@@ -591,7 +428,7 @@ class Coordinator:
             reason = f"all {self.config.train.steps} steps are done"
             self._finish = Finish(status="stopped", reason=reason)
             if self.phase != "leaving":
-                self._set_phase("leaving", now)
+                self.set_phase("leaving", now)
                 self._change = Change(cause=reason, planned=True, began_at=now)
                 self.desk.lapse(reason, now)
                 self._form_when_parked(now)
@@ -607,12 +444,12 @@ class Coordinator:
 
     def stop_rank(self, gpu: str, why: str, now: float) -> None:
         """Have the agent kill a rank's process; its end then is a failure like any other."""
-        self._event("rank_fenced", "critical", why, now, gpu)
+        self.event("rank_fenced", "critical", why, now, gpu)
         self.order(m.KillWorker(gpu=gpu), self.fleet[gpu].host)
 
     def give_up_rank(self, gpu: str, why: str, now: float) -> None:
         """Go on without a rank whose process cannot be stopped: nobody will meet it again."""
-        self._lose(gpu, now, now, why)
+        self.lose(gpu, now, now, why)
 
     def retry_generation(self, why: str, now: float) -> None:
         """Leave the generation although nobody has failed, and form the next."""
@@ -621,25 +458,26 @@ class Coordinator:
         self._leave(Change(cause=cause, planned=False, began_at=now), now)
 
     def tell_stalled(self, why: str, now: float) -> None:
-        self._event("run_stalled", "critical", why, now)
+        self.event("run_stalled", "critical", why, now)
 
     # the end ---------------------------------------------------------------------------------
 
-    def _end(self, finish: Finish, now: float) -> None:
+    def end(self, finish: Finish, now: float) -> None:
+        """The run is over, whatever it was doing."""
         if self.ended is not None:
             return
         self.ended = finish
-        self._set_phase("ended", now)
+        self.set_phase("ended", now)
         self.desk.close_all(finish.reason, now)
         self.power.ended(self, now)
         self.progress.ended(finish, now)
         self.order(m.Quit())
         self.outgoing.put(finish)
 
-    def _set_phase(self, phase: Phase, now: float) -> None:
-        self.phase, self._phase_at = phase, now
+    def set_phase(self, phase: Phase, now: float) -> None:
+        self.phase, self.phase_at = phase, now
 
-    def _event(
+    def event(
         self, kind: str, severity: Severity, message: str, now: float, gpu: str | None = None
     ) -> None:
         view = self.fleet[gpu] if gpu is not None else None
@@ -658,14 +496,4 @@ class Coordinator:
                     gpu=gpu,
                 )
             )
-        )
-
-    def _whole(self, replica: int) -> Aim:
-        rack = self.config.cluster.racks[replica]
-        return Aim(
-            replica=replica,
-            mode="training",
-            live=tuple(range(rack.gpus)),
-            num_samples=0,
-            caps_w=(self.config.emulated.normal_cap_w,) * rack.gpus,
         )

@@ -28,7 +28,8 @@ from storage.records import (
 )
 
 if TYPE_CHECKING:
-    from runtime.control.coordinator import Change, Coordinator
+    from runtime.control.change import Change
+    from runtime.control.coordinator import Coordinator
     from runtime.control.power_desk import PowerDesk
 
 BASELINE_STEPS = 20

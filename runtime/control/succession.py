@@ -43,6 +43,20 @@ class Aim:
     caps_w: tuple[float, ...]
 
 
+def whole_aims(config: Config) -> list[Aim]:
+    """Every replica whole at its normal caps; samples are shared out later."""
+    return [
+        Aim(
+            replica=replica,
+            mode="training",
+            live=tuple(range(rack.gpus)),
+            num_samples=0,
+            caps_w=(config.emulated.normal_cap_w,) * rack.gpus,
+        )
+        for replica, rack in enumerate(config.cluster.racks)
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Vote:
     """Outcome of a vote: steps applied once all have caught up, how to, and who has the state."""

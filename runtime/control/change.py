@@ -1,0 +1,25 @@
+"""The phases of a run, and why a generation is left. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Phase = Literal["starting", "entering", "training", "leaving", "saving", "ended"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Why a generation is being left. proposal: id of the proposal that is being applied.
+    at_once: planned, but the step at hand is dropped."""
+
+    cause: str
+    planned: bool
+    began_at: float
+    at_once: bool = False
+    proposal: str = ""
+
+    @property
+    def aborts(self) -> bool:
+        """Whether ranks leave their collectives for it."""
+        return self.at_once or not self.planned

@@ -1,0 +1,93 @@
+"""The checkpoint at the end of a run: every rank writes its part, then it is sealed. Pure.
+
+It never holds up the end for long: a rank that cannot write, dies or says nothing costs the
+checkpoint at worst, and the journal says so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runtime.control import messages as m
+from runtime.control.instructions import Finish, Seal
+from runtime.plan.manifest import Manifest, Part
+
+if TYPE_CHECKING:
+    from runtime.control.coordinator import Coordinator
+
+DEADLINE_S = 20.0
+
+
+class LastCheckpoint:
+    """Ends a run once its state is on disk.
+
+    Args:
+        checkpoints: folder of the run's checkpoints; "" writes none.
+    """
+
+    def __init__(self, checkpoints: str) -> None:
+        self._checkpoints = checkpoints
+        self._folder = ""
+        self._parts: dict[str, Part] = {}
+        self._finish: Finish | None = None
+
+    def begin(self, coordinator: Coordinator, finish: Finish, now: float) -> None:
+        """All ranks have left the generation: have them write their parts, then end the run."""
+        progress = coordinator.progress
+        self._finish = finish
+        if not self._checkpoints or progress.committed == progress.start_step:
+            coordinator.end(finish, now)
+            return
+        self._parts = {}
+        self._folder = f"{self._checkpoints}/step-{progress.committed:08d}"
+        coordinator.set_phase("saving", now)
+        if any(
+            view.standing is None or view.standing.applied_step != progress.committed
+            for view in coordinator.living_members()
+        ):
+            self._give_up(coordinator, "a failure left the ranks a step apart", now)
+            return
+        self.tell(coordinator, None)
+
+    def tell(self, coordinator: Coordinator, host: str | None) -> None:
+        """Order the ranks of one host, or of all, to write."""
+        coordinator.order(m.Save(generation=coordinator.number, folder=self._folder), host)
+
+    def saved(self, coordinator: Coordinator, saved: m.Saved, now: float) -> None:
+        """A rank has written its part, or says why not."""
+        if coordinator.phase != "saving":
+            return
+        if saved.part is None:
+            self._give_up(coordinator, f"{saved.gpu}: {saved.error}", now)
+            return
+        self._parts[saved.gpu] = saved.part
+        self.seal_when_complete(coordinator, now)
+
+    def seal_when_complete(self, coordinator: Coordinator, now: float) -> None:
+        """Whoever died meanwhile is not waited for: the others' parts may be all that is needed."""
+        assert self._finish is not None
+        if not {view.gpu for view in coordinator.living_members()} <= set(self._parts):
+            return
+        coordinator.progress.ledger.spend("checkpointing", now)
+        coordinator.outgoing.put(
+            Seal(
+                folder=self._folder,
+                manifest=Manifest(
+                    run=coordinator.run,
+                    applied_step=coordinator.progress.committed,
+                    model=coordinator.config.model,
+                    train=coordinator.config.train,
+                    parts=tuple(part for _, part in sorted(self._parts.items())),
+                ),
+            )
+        )
+        coordinator.end(self._finish, now)
+
+    def tick(self, coordinator: Coordinator, now: float) -> None:
+        if coordinator.phase == "saving" and now - coordinator.phase_at > DEADLINE_S:
+            self._give_up(coordinator, "not every rank wrote its part", now)
+
+    def _give_up(self, coordinator: Coordinator, why: str, now: float) -> None:
+        assert self._finish is not None
+        coordinator.event("checkpoint_failed", "critical", why, now)
+        coordinator.end(self._finish, now)
