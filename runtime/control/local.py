@@ -58,12 +58,13 @@ class LocalRun:
         )
         self._finish: Finish | None = None
         self._threads = [
-            threading.Thread(target=self._control, name="controller"),
-            threading.Thread(target=self.agent.run, name="agent"),
+            threading.Thread(target=self._control, name="controller", daemon=True),
+            threading.Thread(target=self.agent.run, name="agent", daemon=True),
             threading.Thread(
                 target=self.telemetry.run_forever,
                 args=(self._stop, self.agent.speed_changed),
                 name="telemetry",
+                daemon=True,
             ),
         ]
 

@@ -140,11 +140,11 @@ class PowerDesk:
             return
         shares = _shares(plan, done.share_s)
         self._learn(plan, shares)
-        reference_s = self._reference_s(plan, shares)
         if self.config.power.feedback and not self.no_boost:
             for one in plan.replicas:
                 governor = self._governors.get(one.replica)
                 if governor is not None:
+                    reference_s = self._reference_s(plan, shares, one)
                     self._trim(coordinator, one, governor, shares[one.replica], reference_s)
         if self.config.power.reshare:
             self._share_out(coordinator, plan, shares, now)
@@ -297,10 +297,16 @@ class PowerDesk:
             del self._healthy_s[:-BASELINE_STEPS]
 
     def _reference_s(
-        self, plan: GenerationPlan, shares: Mapping[int, npt.NDArray[np.float64]]
+        self,
+        plan: GenerationPlan,
+        shares: Mapping[int, npt.NDArray[np.float64]],
+        subject: ReplicaPlan,
     ) -> float:
-        """The share to keep pace with: of the whole replicas at their normal cap, else what the
-        healthy run's was, else what the device model says; 0.0 when nobody knows."""
+        """The share that `subject` should keep pace with; 0.0 when nobody knows.
+
+        That of the whole replicas at their normal cap, which would wait for it; else the healthy
+        run's, or the device model's, for as many samples as it takes: more of them are no lag.
+        """
         whole = [
             float(shares[one.replica].max())
             for one in plan.replicas
@@ -311,10 +317,11 @@ class PowerDesk:
         ]
         if whole:
             return max(whole)
-        if self._healthy_s:
-            return float(np.median(self._healthy_s))
         emulated = self.config.cluster.device == "emulated"
-        return self.config.emulated.step_s if emulated else 0.0
+        healthy_s = float(np.median(self._healthy_s)) if self._healthy_s else 0.0
+        if not healthy_s and emulated:
+            healthy_s = self.config.emulated.step_s
+        return healthy_s * subject.num_samples * len(plan.replicas) / plan.global_batch
 
     def _share_out(
         self,

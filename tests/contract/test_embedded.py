@@ -137,7 +137,7 @@ def test_it_starts_from_the_main_thread_only(settings: Settings) -> None:
         except EmbeddedServerError as error:
             errors.append(error)
 
-    thread = threading.Thread(target=start)
+    thread = threading.Thread(target=start, daemon=True)
     thread.start()
     thread.join(10)
     assert "thread" in str(errors[0])

@@ -38,7 +38,7 @@ def make(store: LiveStore, engine: Engine, stop: threading.Event | None = None) 
 def running(store: LiveStore, engine: Engine) -> Iterator[None]:
     """A recorder in a thread; its end within 10 s is part of every test."""
     stop = threading.Event()
-    thread = threading.Thread(target=make(store, engine, stop).run_forever)
+    thread = threading.Thread(target=make(store, engine, stop).run_forever, daemon=True)
     thread.start()
     try:
         yield
@@ -176,7 +176,7 @@ def test_a_second_recorder_waits_and_takes_over(
         store.append(RUN, records.journal(10))
         wait_until(lambda: store.acknowledged(RUN) == 10, 10, "the first one's work")
         stop = threading.Event()
-        waiting = threading.Thread(target=make(store, first, stop).run_forever)
+        waiting = threading.Thread(target=make(store, first, stop).run_forever, daemon=True)
         with caplog.at_level(logging.WARNING):
             waiting.start()
             wait_until(lambda: "another recorder" in caplog.text, 10, "its word")

@@ -105,7 +105,7 @@ def test_redis_killed_and_wiped_under_a_running_recorder(
     upgrade(engine)
     reading = RedisStore.for_service(redis_server.url)
     recorder = Recorder(reading, engine, clock=lambda: 5000.0, stop=stop)
-    thread = threading.Thread(target=recorder.run_forever)
+    thread = threading.Thread(target=recorder.run_forever, daemon=True)
     thread.start()
     try:
         for number, goal in enumerate(range(1000, 6001, 1000)):

@@ -184,7 +184,7 @@ class LossyProxy:
             assert not thread.is_alive()
 
     def _start(self, target: object, *arguments: object) -> None:
-        thread = threading.Thread(target=target, args=arguments)  # type: ignore[arg-type]
+        thread = threading.Thread(target=target, args=arguments, daemon=True)  # type: ignore[arg-type]
         self._threads.append(thread)
         thread.start()
 

@@ -1,4 +1,4 @@
-"""The dashboard as its own process, for browser tests: start, kill, start again on the same port."""
+"""The dashboard as its own process, for browser tests: start, kill, start on the same port."""
 
 from __future__ import annotations
 

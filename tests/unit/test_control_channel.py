@@ -38,7 +38,7 @@ def accept(listener: Listener, key: bytes, admitted: list[object]) -> threading.
         except (AuthenticationError, EOFError, OSError) as error:
             admitted.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread
 

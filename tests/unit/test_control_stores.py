@@ -53,7 +53,7 @@ def seqs(store: Flaky) -> list[int]:
 @contextmanager
 def publishing(outbox: Outbox, on_return: Callable[[], None] = lambda: None) -> Iterator[None]:
     stop = threading.Event()
-    thread = threading.Thread(target=outbox.publish_forever, args=(stop, on_return))
+    thread = threading.Thread(target=outbox.publish_forever, args=(stop, on_return), daemon=True)
     thread.start()
     yield
     stop.set()
@@ -145,9 +145,9 @@ def test_holds_back_while_the_recorder_is_far_behind(
     monkeypatch.setattr(outbox_module, "BATCH", 8)
     store = Flaky()
     outbox = Outbox(tmp_path / "journal", run=RUN, store=store)  # type: ignore[arg-type]
+    for n in range(40):
+        outbox.write(event(n))
     with publishing(outbox):
-        for n in range(40):
-            outbox.write(event(n))
         wait_until(lambda: len(seqs(store)) == 16, 5.0, "two batches")
         assert not outbox.flush(0.2, threading.Event())
         assert len(seqs(store)) == 16

@@ -264,7 +264,9 @@ class _Exporter(http.server.BaseHTTPRequestHandler):
 def exporter() -> Iterator[tuple[str, type[_Exporter]]]:
     handler = type("Exporter", (_Exporter,), {})
     with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        )
         thread.start()
         yield f"http://127.0.0.1:{server.server_address[1]}/metrics", handler
         server.shutdown()
