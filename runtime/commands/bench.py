@@ -30,6 +30,7 @@ def bench(name: str | None, list_names: bool, as_json: bool) -> None:
     recovery  seconds from SIGKILL, and from an approval, to the next committed
               step on two racks of 8
     startup   seconds from `counterpoise up` to the first step and a loaded page
+    dashboard 20 viewers of a run of 1,152 GPUs: tick time, core, memory, page switch
     health    kernel log lines a second, and the core that watching 72 GPUs takes
 
     Each takes up to a minute. Progress goes to stderr; figures, with their targets, to stdout. A
