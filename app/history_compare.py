@@ -39,8 +39,8 @@ def render(found: Sequence[RunSummary]) -> None:
         format_func=lambda one: names.get(one, one),
         key="compare_baseline",
     )
-    axis = along.segmented_control(
-        "By", list(AXES), format_func=lambda one: AXES[one], default="wall", key="compare_axis"
+    axis = along.radio(
+        "By", list(AXES), format_func=lambda one: AXES[one], horizontal=True, key="compare_axis"
     )
     st.query_params["compare"], st.query_params["baseline"] = ",".join(chosen), str(baseline)
     read = {one: context.lookback().run(one) for one in chosen}

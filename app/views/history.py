@@ -70,10 +70,11 @@ def render() -> None:
         st.rerun()
     if len(found.runs) > query.limit:
         _more(query)
-    mode = st.segmented_control(
+    mode = st.radio(
         "Show",
         [ONE, COMPARE],
-        default=COMPARE if "compare" in st.query_params else ONE,
+        index=int("compare" in st.query_params),
+        horizontal=True,
         key="history_mode",
         label_visibility="collapsed",
     )

@@ -21,11 +21,11 @@ STATES = [name for name in CELL_LOOKS if name not in ("healthy", "idle", "dead")
 
 def render() -> None:
     lenses = {lens.id: lens for lens in LENSES}
-    chosen = st.segmented_control(
+    chosen = st.radio(
         "Lens",
         list(lenses),
         format_func=lambda one: lenses[one].label,
-        default="state",
+        horizontal=True,
         key="racks_lens",
         label_visibility="collapsed",
     )

@@ -35,7 +35,7 @@ export default function ({ data, parentElement }) {
     node.resizer.observe(node);
   }
   node.style.height = `${data.height}px`;
-  node.setAttribute("role", "img");
+  node.setAttribute("role", "figure");
   node.setAttribute("aria-label", data.label);
   const theme = colours(parentElement);
   const layout = { uirevision: "keep", paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
@@ -44,7 +44,8 @@ export default function ({ data, parentElement }) {
     hoverlabel: { bgcolor: theme.background, bordercolor: theme.text, font: { color: theme.text } }, ...data.layout };
   for (const name of Object.keys(layout)) if (/^[xy]axis\d*$/.test(name)) layout[name] = axis(theme, layout[name]);
   const config = { responsive: false, displaylogo: false, displayModeBar: data.toolbar ? "hover" : false,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "toImage"], doubleClick: "reset" };
+    plotlyServerURL: "",
+    modeBarButtonsToRemove: ["select2d", "lasso2d", "toImage", "sendChartToCloud"], doubleClick: "reset" };
   plotly().then((lib) => node.isConnected && lib.react(node, data.traces, layout, config))
     .then(() => { node.dataset.draws = String(Number(node.dataset.draws ?? 0) + 1); })
     .catch((error) => { node.textContent = error.message; });
