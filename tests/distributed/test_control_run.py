@@ -121,9 +121,12 @@ def test_strangers_garbage_and_lost_connections(tmp_path: Path) -> None:
         assert insider.receive() is None
         insider.close()
         generation = made.coordinator.number
-        for _ in range(3):
-            before = made.run.controller._channels["localhost"][0]
-            made.break_connection()
+        for how in ("broken", "broken", "garbage"):
+            before, channel = made.run.controller._channels["localhost"]
+            if how == "garbage":
+                channel.send(b"nothing of the kind")
+            else:
+                made.break_connection()
             made.until(
                 lambda b=before: made.run.controller._channels["localhost"][0] != b,
                 "the agent to reconnect",

@@ -1,7 +1,7 @@
 """A simulated cluster around a coordinator: agents and workers that answer as real ones would.
 
-Time is simulated, nothing is computed; what a worker holds is a step number and a layout. It checks
-on its own that every plan can be entered: sources hold what the plan says, and nobody loses a step.
+Time is simulated; `tests.support.control_ranks` plays the workers. `SimCluster.check` says what
+must hold after any history.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 from runtime.config import (
     ClusterConfig,
@@ -27,10 +25,7 @@ from runtime.config import (
 from runtime.control import messages as m
 from runtime.control.coordinator import Coordinator
 from runtime.control.instructions import Answer, Finish, Instruction, Order, Publish, Record, Seal
-from runtime.layout.work import slot_work
-from runtime.plan.generation import GenerationPlan, ReplicaPlan, Standing
-from runtime.plan.manifest import Part
-from runtime.power.emulated import speed_at
+from runtime.plan.generation import GenerationPlan
 from storage.records import (
     Command,
     CommandResult,
@@ -45,12 +40,10 @@ from storage.records import (
     StepCommitted,
     Trigger,
 )
+from tests.support.control_ranks import SimRanks, SimWorker
 
 TICK_S = 0.1
-PULSE_S = 0.5
 LATENCY_S = 0.002
-ENTER_S = 0.05
-OVERHEAD_S = 0.005
 
 TINY = ModelConfig(
     num_layers=1,
@@ -90,29 +83,6 @@ def sim_config(
 
 
 @dataclass
-class SimWorker:
-    """One worker process: what it holds and what it is doing.
-
-    stuck: it hangs in its own computation but its pulses go on. silent: it is stopped altogether.
-    """
-
-    gpu: str
-    pid: int
-    applied: int = 0
-    layout: int = 0
-    synced: bool = False
-    norm: float | None = None
-    generation: int = 0
-    parked: bool = True
-    leaving: bool = False
-    silent: bool = False
-    stuck: bool = False
-    phase: str = "idle"
-    began_at: float = 0.0
-    last: m.StepDone | None = None
-
-
-@dataclass
 class SimCluster:
     """Drives a coordinator; `entries` is the journal, `answers` what people were told.
 
@@ -121,19 +91,14 @@ class SimCluster:
 
     config: Config
     checkpoints: str = ""
-    slow_start: frozenset[str] = frozenset()
+    slow_start: set[str] = field(default_factory=set)
     now: float = 1_000.0
     entries: list[Any] = field(default_factory=list)
     proposals: dict[str, Proposal] = field(default_factory=dict)
     answers: dict[str, CommandResult] = field(default_factory=dict)
     orders: list[Order] = field(default_factory=list)
-    plans: dict[int, GenerationPlan] = field(default_factory=dict)
-    workers: dict[str, SimWorker] = field(default_factory=dict)
-    caps_w: dict[str, float] = field(default_factory=dict)
-    slowness: dict[str, float] = field(default_factory=dict)
     seals: list[Seal] = field(default_factory=list)
     cut: set[str] = field(default_factory=set)
-    lost_generation: int = 0
     gone_for_good: bool = False
     finish: Finish | None = None
 
@@ -141,7 +106,6 @@ class SimCluster:
         self.began_at = self.now
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
-        self._pids = itertools.count(1000)
         self._ids = itertools.count(1)
         self._kept: dict[str, list[m.FromAgent]] = {}
         self.coordinator = Coordinator(
@@ -152,9 +116,12 @@ class SimCluster:
             checkpoints=self.checkpoints,
         )
         self.host_of = {view.gpu: view.host for view in self.coordinator.fleet}
+        self.ranks = SimRanks(
+            self.config, host_of=self.host_of, slow_start=self.slow_start, cluster=self
+        )
         for host in sorted(set(self.host_of.values())):
             self._to_controller(host, self._hello(host))
-        self._later(TICK_S, self._tick)
+        self.later(TICK_S, self._tick)
 
     # what tests do ---------------------------------------------------------------------------
 
@@ -182,12 +149,11 @@ class SimCluster:
     def kill(self, *gpus: str) -> None:
         """SIGKILL: the agents tell a moment later."""
         for gpu in gpus:
-            worker = self.workers.pop(gpu)
-            self._from_agent(gpu, m.WorkerExited(gpu=gpu, pid=worker.pid, code=-9, at=self.now))
+            self.ranks.kill(gpu)
 
     def stop(self, gpu: str) -> None:
         """SIGSTOP: nothing comes from it any more."""
-        self.workers[gpu].silent = True
+        self.ranks.stop(gpu)
 
     def jam(self, gpu: str) -> None:
         """It hangs in its own computation; its pulses go on."""
@@ -199,23 +165,23 @@ class SimCluster:
         told: rank 0 is among them and has told the controller.
         """
         plan = self._plan
-        done = self._step_done(plan)
+        done = self.ranks.step_done(plan)
         for gpu in plan.members():
             worker = self.workers[gpu]
             worker.synced = True
             if gpu in gpus:
-                self._apply(worker, done)
+                self.ranks.apply(worker, done)
         if told:
-            self._from_agent(plan.members()[0], done)
+            self.from_agent(plan.members()[0], done)
 
     def lose_commit(self) -> None:
         """No collective of this generation ends any more, though nobody is at fault."""
-        self.lost_generation = self._plan.generation
+        self.ranks.lost_generation = self._plan.generation
 
     def come_up(self, gpu: str) -> None:
         """A worker that was slow to start is there."""
-        self.slow_start -= {gpu}
-        self._start(gpu)
+        self.slow_start.discard(gpu)
+        self.ranks.start(gpu)
 
     def disconnect(self, host: str) -> None:
         """The connection of an agent breaks: what it says is kept, what it is told is lost."""
@@ -283,6 +249,10 @@ class SimCluster:
         )
 
     # what tests look at ----------------------------------------------------------------------
+
+    @property
+    def workers(self) -> dict[str, SimWorker]:
+        return self.ranks.workers
 
     @property
     def committed(self) -> int:
@@ -396,13 +366,13 @@ class SimCluster:
 
     # the clock -------------------------------------------------------------------------------
 
-    def _later(self, delay_s: float, act: Callable[[], None]) -> None:
+    def later(self, delay_s: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (self.now + delay_s, next(self._count), act))
 
     def _tick(self) -> None:
         self._carry_out(self.coordinator.tick(self.now))
         if self.finish is None:
-            self._later(TICK_S, self._tick)
+            self.later(TICK_S, self._tick)
 
     # messages --------------------------------------------------------------------------------
 
@@ -411,7 +381,7 @@ class SimCluster:
         pids = {gpu: self.workers[gpu].pid for gpu in own if gpu in self.workers}
         return m.AgentHello(host=host, pid=1, gpus=own, workers=pids)
 
-    def _from_agent(self, gpu: str, message: m.FromAgent) -> None:
+    def from_agent(self, gpu: str, message: m.FromAgent) -> None:
         host = self.host_of[gpu]
         if host in self.cut:
             if not isinstance(message, m.Pulse):
@@ -422,7 +392,7 @@ class SimCluster:
     def _to_controller(self, host: str, message: m.FromAgent) -> None:
         # Through JSON, as on the wire.
         message = m.decode_from_agent(m.encode(message))
-        self._later(LATENCY_S, lambda: self._handle(message))
+        self.later(LATENCY_S, lambda: self._handle(message))
 
     def _handle(self, message: m.FromAgent) -> None:
         self._carry_out(self.coordinator.handle(message, self.now))
@@ -436,7 +406,7 @@ class SimCluster:
                 for host in sorted(set(self.host_of.values())):
                     if one.host in (None, host) and host not in self.cut:
                         order = m.decode_to_agent(m.encode(one.message))
-                        self._later(LATENCY_S, lambda o=order, h=host: self._obey(o, h))
+                        self.later(LATENCY_S, lambda o=order, h=host: self.ranks.obey(o, h))
             elif isinstance(one, Record):
                 self.entries.append(one.entry)
             elif isinstance(one, Publish):
@@ -449,223 +419,29 @@ class SimCluster:
             else:
                 self.finish = one
 
-    # agents and workers ----------------------------------------------------------------------
-
-    def _obey(self, order: m.ToAgent, host: str) -> None:
-        if isinstance(order, m.StartWorkers):
-            for gpu in order.gpus:
-                if gpu not in self.slow_start and gpu not in self.workers:
-                    self._start(gpu)
-        elif isinstance(order, m.KillWorker):
-            if order.gpu in self.workers:
-                self.kill(order.gpu) if order.how == "kill" else self.stop(order.gpu)
-        elif isinstance(order, m.SetDevice):
-            self.caps_w.update(order.caps_w)
-            self.slowness.update(order.slowness)
-        else:
-            if isinstance(order, m.EnterGeneration):
-                self.plans[order.plan.generation] = order.plan
-            for worker in self._own(host):
-                self._pass_on(worker, order)
-
-    def _pass_on(self, worker: SimWorker, order: m.ToAgent) -> None:
-        if isinstance(order, m.LeaveGeneration):
-            self._leave(worker, order)
-        elif isinstance(order, m.Save):
-            self._from_agent(worker.gpu, m.Saved(gpu=worker.gpu, part=self._part(worker)))
-        elif isinstance(order, m.EnterGeneration) and worker.gpu in order.plan.members():
-            self._enter(worker, order.plan)
-
-    def _own(self, host: str) -> list[SimWorker]:
-        return [
-            worker
-            for gpu, worker in list(self.workers.items())
-            if self.host_of[gpu] == host and not worker.silent
-        ]
-
-    def _start(self, gpu: str) -> None:
-        worker = SimWorker(gpu=gpu, pid=next(self._pids))
-        self.workers[gpu] = worker
-        self.slowness[gpu] = 1.0
-        self._from_agent(gpu, m.WorkerReady(gpu=gpu, pid=worker.pid))
-        self._later(PULSE_S, lambda: self._pulse(worker))
-
-    def _pulse(self, worker: SimWorker) -> None:
-        if self.workers.get(worker.gpu) is not worker:
-            return
-        if not worker.silent:
-            pulse = m.Pulse(
-                gpu=worker.gpu,
-                generation=worker.generation,
-                phase="compute" if worker.stuck else worker.phase,
-                phase_age_s=self.now - worker.began_at,
-            )
-            self._from_agent(worker.gpu, pulse)
-        self._later(PULSE_S, lambda: self._pulse(worker))
-
-    def _standing(self, worker: SimWorker) -> Standing:
-        return Standing(
-            gpu=worker.gpu,
-            generation=worker.generation,
-            applied_step=worker.applied,
-            layout_generation=worker.layout,
-            synced=worker.synced,
-            grad_norm=worker.norm,
-        )
-
-    def _park(self, worker: SimWorker, generation: int) -> None:
-        worker.parked, worker.leaving, worker.phase = True, False, "idle"
-        self._from_agent(
-            worker.gpu,
-            m.Parked(
-                gpu=worker.gpu,
-                generation=generation,
-                standing=self._standing(worker),
-                last=worker.last,
-            ),
-        )
-
-    def _leave(self, worker: SimWorker, order: m.LeaveGeneration) -> None:
-        if worker.generation > order.generation:
-            return
-        if not order.abort:
-            worker.leaving = worker.leaving or worker.generation == order.generation
-        elif worker.stuck:
-            return
-        elif not worker.parked or worker.generation < order.generation:
-            worker.generation = order.generation
-            self._park(worker, order.generation)
-
-    def _enter(self, worker: SimWorker, plan: GenerationPlan) -> None:
-        if plan.generation <= worker.generation:
-            return
-        worker.generation, worker.parked, worker.leaving = plan.generation, False, False
-        worker.phase, worker.began_at = "move", self.now
-        self._later(ENTER_S, lambda: self._agree(plan))
-
-    def _together(self, plan: GenerationPlan) -> list[SimWorker] | None:
-        """The members, if all are there, in this generation and not hung."""
-        found = [self.workers.get(gpu) for gpu in plan.members()]
-        for worker in found:
-            if worker is None or worker.silent or worker.stuck or worker.parked:
-                return None
-            if worker.generation != plan.generation:
-                return None
-        return [worker for worker in found if worker is not None]
-
-    def _agree(self, plan: GenerationPlan) -> None:
-        """All members are there: they settle, check that they agree, move state, go on."""
-        members = self._together(plan)
-        if members is None or all(worker.layout == plan.generation for worker in members):
-            return
-        sources = {source.gpu: source for source in plan.sources}
-        for worker in members:
-            source = sources.get(worker.gpu)
-            if source is not None:
-                assert worker.layout > 0, f"{worker.gpu} has no state to bring"
-                mine = self.plans[worker.layout].replicas[source.replica]
-                assert mine.holders == source.holders, f"{worker.gpu} holds something else"
-                roll = plan.roll_forward
-                if roll is not None and worker.applied == roll.step:
-                    assert worker.synced, f"{worker.gpu} cannot roll forward"
-                    worker.applied, worker.norm = roll.step + 1, roll.grad_norm
-                assert worker.applied == plan.applied_step, f"{worker.gpu} is not where they are"
-        if not plan.sources:
-            assert plan.applied_step == 0, "nobody has the state"
-        for worker in members:
-            worker.applied, worker.synced, worker.layout = plan.applied_step, False, plan.generation
-            self._from_agent(
-                worker.gpu,
-                m.Entered(
-                    gpu=worker.gpu, generation=plan.generation, seconds=ENTER_S, bytes_received=0
-                ),
-            )
-        self._begin_step(plan)
-
-    def _begin_step(self, plan: GenerationPlan) -> None:
-        members = self._together(plan)
-        if members is None:
-            return
-        for worker in members:
-            worker.began_at, worker.phase = self.now, "collective"
-            worker.synced = False
-        step = members[0].applied
-        shares = self.shares(plan)
-        slowest = members[shares.index(max(shares))]
-        slowest.phase = "compute"
-        self._later(max(shares), lambda: setattr(slowest, "phase", "commit"))
-        self._later(max(shares) + OVERHEAD_S, lambda: self._commit(plan, step))
-
-    def shares(self, plan: GenerationPlan) -> tuple[float, ...]:
-        """Seconds of every rank's share, as the emulated device would take."""
-        emulated = self.config.emulated
-        found = []
-        for replica in plan.replicas:
-            if replica.mode == "out":
-                continue
-            for slot in replica.live:
-                gpu = replica.gpus[slot]
-                work = self._work(plan, replica, slot) * self.slowness.get(gpu, 1.0)
-                cap_w = self.caps_w.get(gpu) or emulated.normal_cap_w
-                found.append(work * emulated.step_s / speed_at(emulated, cap_w))
-        return tuple(found)
-
-    def _work(self, plan: GenerationPlan, replica: ReplicaPlan, slot: int) -> float:
-        if not replica.num_samples:
-            return 0.0
-        work = slot_work(
-            self.config.model,
-            self.config.train.seq_len,
-            replica.holders,
-            slot,
-            num_slots=len(replica.gpus),
-        )
-        return work * replica.num_samples * len(plan.replicas) / plan.global_batch
-
-    def _step_done(self, plan: GenerationPlan) -> m.StepDone:
-        first = self.workers[plan.members()[0]]
-        shares = self.shares(plan)
-        return m.StepDone(
-            gpu=first.gpu,
-            generation=plan.generation,
-            step=first.applied,
-            at=self.now,
-            loss=5.0 / (1 + first.applied),
-            grad_norm=1.0 + first.applied,
-            tokens=plan.global_batch * self.config.train.seq_len,
-            step_s=self.now - first.began_at,
-            exposed_sync_s=0.0,
-            share_s=shares,
-        )
-
-    def _apply(self, worker: SimWorker, done: m.StepDone) -> None:
-        worker.applied, worker.synced = done.step + 1, False
-        worker.norm = done.grad_norm
-        worker.last = msgspec.structs.replace(done, gpu=worker.gpu)
-
-    def _commit(self, plan: GenerationPlan, step: int) -> None:
-        members = self._together(plan)
-        if members is None or any(worker.applied != step for worker in members):
-            return
-        if plan.generation == self.lost_generation:
-            return
-        done = self._step_done(plan)
-        steps = self.config.train.steps
-        leave = any(worker.leaving for worker in members) or 0 < steps <= step + 1
-        for worker in members:
-            self._apply(worker, done)
-        self._from_agent(members[0].gpu, done)
-        if leave:
-            for worker in members:
-                self._park(worker, plan.generation)
-        else:
-            self._begin_step(plan)
-
-    def _part(self, worker: SimWorker) -> Part:
-        return Part(file=f"{worker.gpu}.pt", sha256="", num_bytes=1, units={})
-
     @property
     def _plan(self) -> GenerationPlan:
         plan = self.coordinator.plan
         assert plan is not None
         return plan
+
+
+def running(*gpus: int, steps: int = 3, **more: object) -> SimCluster:
+    """A cluster that has committed some steps with everybody there."""
+    cluster = SimCluster(sim_config(*(gpus or (3, 3)), **more))  # type: ignore[arg-type]
+    cluster.run_steps(steps)
+    return cluster
+
+
+def waiting(*gpus: int, **more: object) -> tuple[SimCluster, Proposal]:
+    """A cluster that lost rack-0/1, and the proposal for replica 0."""
+    cluster = SimCluster(sim_config(*(gpus or (3, 3)), **more))  # type: ignore[arg-type]
+    cluster.run_steps(4)
+    cluster.kill("rack-0/1")
+    return cluster, cluster.wait_for_proposal(0)
+
+
+def refused(cluster: SimCluster, code: str, command: str = "") -> bool:
+    """Whether the newest (or the named) answer is a refusal with `code`."""
+    result = cluster.answers[command] if command else list(cluster.answers.values())[-1]
+    return not result.ok and result.code == code

@@ -8,12 +8,12 @@ from runtime.config import ControlConfig
 from runtime.control import messages as m
 from runtime.control.fence import OBEYED_S
 from tests.support.control_cluster import SimCluster, sim_config
+from tests.support.control_cluster import running as running_cluster
 
 
 def running(*gpus: int, steps: int = 6, **more: object) -> SimCluster:
-    cluster = SimCluster(sim_config(*(gpus or (3, 3)), **more))  # type: ignore[arg-type]
-    cluster.run_steps(steps)
-    return cluster
+    """Enough steps for the step time to be known."""
+    return running_cluster(*gpus, steps=steps, **more)
 
 
 def fenced(cluster: SimCluster) -> list[str | None]:
@@ -139,7 +139,7 @@ def test_a_generation_that_nobody_gets_out_of_is_formed_anew() -> None:
 def test_a_rank_that_left_by_itself_takes_the_generation_with_it() -> None:
     cluster = running()
     worker = cluster.workers["rack-0/1"]
-    cluster._park(worker, worker.generation)
+    cluster.ranks.park(worker, worker.generation)
     cluster.run_steps(2, seconds=5.0)
     assert not fenced(cluster)
     assert cluster.shape() == [(0, 1, 2), (0, 1, 2)]

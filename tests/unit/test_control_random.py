@@ -71,7 +71,7 @@ def _commit_in_part(cluster: SimCluster, index: int) -> None:
     if plan is None or cluster.coordinator.phase != "training":
         return
     members = plan.members()
-    if cluster._together(plan) is None or any(cluster.workers[g].leaving for g in members):
+    if cluster.ranks.together(plan) is None or any(cluster.workers[g].leaving for g in members):
         return
     some = members[: 1 + index % len(members)]
     cluster.commit_on(*some, told=index % 2 == 0 and members[0] in some)
@@ -82,9 +82,9 @@ def _commit_in_part(cluster: SimCluster, index: int) -> None:
         done = cluster.workers[some[0]].last
         assert done is not None
         for gpu in members[len(some) :]:
-            cluster._apply(cluster.workers[gpu], done)
-        cluster._from_agent(members[0], done)
-        cluster._begin_step(plan)
+            cluster.ranks.apply(cluster.workers[gpu], done)
+        cluster.from_agent(members[0], done)
+        cluster.ranks.begin_step(plan)
 
 
 def _cut(cluster: SimCluster, index: int) -> None:
