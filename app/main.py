@@ -7,7 +7,7 @@ from __future__ import annotations
 import streamlit as st
 
 from app import context, header
-from app.views import history, incidents, overview, racks, reconfigure, replicas
+from app.views import history, incidents, overview, power, racks, reconfigure, replicas
 from storage.settings import SettingsError
 
 
@@ -24,6 +24,7 @@ def main() -> None:
         st.Page(overview.render, title="Overview", url_path="home", default=True),
         st.Page(racks.render, title="Racks", url_path="racks"),
         st.Page(replicas.render, title="Replicas", url_path="replicas"),
+        st.Page(power.render, title="Power", url_path="power"),
         st.Page(reconfigure.render, title="Reconfigure", url_path="reconfigure"),
         st.Page(incidents.render, title="Incidents", url_path="incidents"),
         st.Page(history.render, title="History", url_path="history"),
