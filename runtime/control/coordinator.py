@@ -417,6 +417,7 @@ class Coordinator:
             self.event("states_differ", "critical", f"replicas differ after step {done.step}", now)
         if first:
             self.desk.formed(self, done.at)
+            self.desk.refresh(self, now)
             if self._led_here.planned:
                 began_at = self._led_here.began_at
                 self.desk.followup.changed(max(0.0, done.at - done.step_s - began_at))

@@ -169,6 +169,19 @@ def test_writes_a_last_checkpoint_of_every_rank() -> None:
     cluster.check()
 
 
+def test_no_checkpoint_of_ranks_that_are_a_step_apart() -> None:
+    """The last step was committed in part when a rank died: another generation would add a step."""
+    cluster = SimCluster(sim_config(2, 2, steps=4), checkpoints="/ckpt")
+    cluster.run_steps(3)
+    cluster.commit_on("rack-1/0")
+    cluster.kill("rack-0/1")
+    cluster.run_until(lambda: cluster.finish is not None)
+    assert cluster.committed == 4
+    assert not cluster.seals
+    assert "a step apart" in cluster.events("checkpoint_failed")[0].message
+    cluster.check()
+
+
 def test_a_rank_that_dies_while_saving_is_not_waited_for() -> None:
     cluster = SimCluster(sim_config(2, 2), checkpoints="/ckpt")
     cluster.run_steps(3)

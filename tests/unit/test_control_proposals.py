@@ -176,6 +176,7 @@ def test_cannot_be_approved_between_the_failure_and_the_next_generation() -> Non
     cluster.workers["rack-2/0"].stuck = True
     cluster.kill("rack-1/1")
     cluster.run_until(lambda: cluster.coordinator.phase == "leaving")
+    assert cluster.proposals[proposal.id].state == "stale"
     cluster.decide(proposal)
     assert refused(cluster, "stale")
     cluster.trigger(0, "drop")
@@ -255,6 +256,19 @@ def test_the_gpu_that_was_to_come_back_dies_while_it_is_applied() -> None:
     assert after.state == "failed"
     assert cluster.shape() == [(0, 2), (0, 1, 2)]
     assert not any(f.proposal == grow.id for f in cluster.formed)
+    cluster.check()
+
+
+def test_a_gpu_that_comes_back_while_another_change_is_applied_is_not_forgotten() -> None:
+    cluster, proposal = waiting()
+    cluster.run_steps(2)
+    cluster.slow_start |= {"rack-0/1"}
+    cluster.fault("rack-0/1", "repair")
+    assert cluster.approve(proposal).ok
+    assert cluster.coordinator.phase == "leaving"
+    cluster.come_up("rack-0/1")
+    cluster.run_until(lambda: cluster.proposals[proposal.id].state == "applied")
+    assert cluster.wait_for_proposal(0, seconds=1.0).kind == "grow"
     cluster.check()
 
 
