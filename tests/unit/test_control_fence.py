@@ -114,6 +114,7 @@ def test_a_controller_that_stood_still_blames_nobody() -> None:
     cluster._carry_out(cluster.coordinator.tick(cluster.now))
     cluster.run_steps(3)
     assert not fenced(cluster)
+    assert not cluster.events("run_stalled")
     cluster.check()
 
 
