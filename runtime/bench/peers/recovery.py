@@ -1,0 +1,249 @@
+"""One SIGKILL in a run of each kind: seconds to the next committed step, and what is left of it.
+
+Ours, torchft (as it comes and tuned), and a torchrun restart from a checkpoint: the same model and
+replicas, as fast as the machine goes. Also a rank that stands still (SIGSTOP) or hangs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from runtime.bench.drill import START_DEADLINE_S, WHO, Drill, Mark
+from runtime.bench.peers.jobs import Committed, PeerJob, PeerLog
+from runtime.bench.peers.outside import (
+    NotRunnable,
+    peers_python,
+    require,
+    secluded,
+    started,
+    steps_per_s,
+    wait_until,
+)
+from runtime.config import Config
+from runtime.control.local import LocalRun
+from runtime.control.supervisor import free_port
+from storage.records import Fault, GenerationFormed, StepCommitted
+
+HEALTHY_STEPS = 25
+DEGRADED_STEPS = 25
+DEADLINE_S = 30.0
+
+
+class Recovered(msgspec.Struct, frozen=True, kw_only=True):
+    """What one loss cost. ranks_in_play: that train afterwards. throughput: committed tokens a
+    second while degraded over the healthy ones before; None when not looked at."""
+
+    recovery_s: float
+    steps_redone: int
+    ranks_in_play: int
+    throughput: float | None = None
+    step_s: float = 0.0
+
+
+# ours ------------------------------------------------------------------------------------------
+
+
+def ours(config: Config, fault: str = "kill", *, settle: bool = True) -> tuple[Recovered, float]:
+    """Lose rack-1/1 of a run of ours; with it, seconds until the survivors all train.
+
+    Args:
+        fault: "kill" (SIGKILL), "stop" (SIGSTOP), or "hang" (injected: alive, with heartbeats).
+        settle: wait for the shrunk replica and measure its throughput; needs policy
+            `shrink = "auto"`.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="counterpoise-peers-") as folder,
+        LocalRun(config, home=Path(folder)) as run,
+    ):
+        drill = Drill(run)
+        drill.more_steps(5, START_DEADLINE_S)
+        drill.more_steps(HEALTHY_STEPS)
+        healthy = _tokens_per_s(drill.commits[-HEALTHY_STEPS:])
+        mark = _strike(run, drill, "rack-1/1", fault)
+        resumed = drill.next_generation(mark)
+        shape_s, throughput, ranks = 0.0, None, _in_play(drill)
+        if settle:
+            wanted = sum(rack.gpus for rack in config.cluster.racks) - 1
+            formed = run.wait_for(
+                lambda entry: isinstance(entry, GenerationFormed) and _ranks(entry) == wanted,
+                DEADLINE_S,
+                after=mark.index,
+            )
+            shape_s, ranks = formed.at - mark.at, _ranks(formed)
+            drill.more_steps(DEGRADED_STEPS)
+            since = [c for c in drill.commits if c.generation == formed.generation][1:]
+            throughput = _tokens_per_s(since) / healthy
+        steps = [commit.step for commit in drill.commits]
+        batch = config.train.global_batch * config.train.seq_len
+        return Recovered(
+            recovery_s=resumed.at - mark.at,
+            steps_redone=len(steps) - len(set(steps)),
+            ranks_in_play=ranks,
+            throughput=throughput,
+            step_s=batch / healthy,
+        ), shape_s
+
+
+def _strike(run: LocalRun, drill: Drill, gpu: str, fault: str) -> Mark:
+    if fault == "kill":
+        return drill.kill(gpu)
+    mark = drill.mark()
+    if fault == "stop":
+        os.kill(drill.pids()[gpu], signal.SIGSTOP)
+    else:
+        run.submit(Fault(id=uuid.uuid4().hex, at=mark.at, who=WHO, via="cli", gpu=gpu, kind="hang"))
+    return mark
+
+
+def _ranks(formed: GenerationFormed) -> int:
+    return sum(len(r.live) for r in formed.replicas if r.mode == "training")
+
+
+def _in_play(drill: Drill) -> int:
+    generations = drill.generations
+    return _ranks(generations[-1]) if generations else 0
+
+
+def _tokens_per_s(commits: Sequence[StepCommitted]) -> float:
+    if len(commits) < 2:
+        return 0.0
+    return sum(c.tokens for c in commits[1:]) / (commits[-1].at - commits[0].at)
+
+
+# the peers -------------------------------------------------------------------------------------
+
+
+def torchft(
+    config: Config, num_replicas: int, degree: int, timeout_ms: int = 0, fault: str = "kill"
+) -> Recovered:
+    """Lose one rank of the last replica of a torchft run: it takes its whole replica along.
+
+    Raises:
+        NotRunnable: says why.
+    """
+    require("torchft")
+    with tempfile.TemporaryDirectory(prefix="counterpoise-torchft-") as name:
+        folder = Path(name)
+        job = _job(config, num_replicas, degree, folder, timeout_ms)
+        module = "runtime.bench.peers.torchft_worker"
+        command = secluded([peers_python(), "-m", module, str(job)])
+        with started(command, folder, TORCHFT_TIMEOUT_SEC="60") as log:
+            _run_healthy(log, folder, num_replicas)
+            before = log.commits(0)[-HEALTHY_STEPS:]
+            struck = _kill(log, num_replicas - 1, 1, fault)
+            _wait_after(log, folder, struck, DEGRADED_STEPS)
+            after = [c for c in log.commits(0) if c.at > struck]
+        after = _after_gap(after, steps_per_s(before))
+        share = (num_replicas - 1) / num_replicas
+        return Recovered(
+            recovery_s=after[0].at - struck,
+            steps_redone=_redone(before, after),
+            ranks_in_play=(num_replicas - 1) * degree,
+            throughput=share * steps_per_s(after) / steps_per_s(before),
+            step_s=1.0 / steps_per_s(before),
+        )
+
+
+def restart(config: Config, num_replicas: int, degree: int) -> Recovered:
+    """Kill one rank under torchrun: all ranks start again from the newest checkpoint.
+
+    Raises:
+        NotRunnable: says why.
+    """
+    with tempfile.TemporaryDirectory(prefix="counterpoise-restart-") as name:
+        folder = Path(name)
+        job = _job(config, num_replicas, degree, folder, 0)
+        command = secluded(
+            [
+                peers_python(), "-m", "torch.distributed.run", "--standalone",
+                "--local-addr", "127.0.0.1", "--max-restarts", "3",
+                "--nproc-per-node", str(num_replicas * degree),
+                "-m", "runtime.bench.peers.restart_worker", str(job),
+            ]
+        )  # fmt: skip
+        # Without it keys of the previous attempt stay in the shared store, and some never resume.
+        with started(command, folder, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1") as log:
+            _run_healthy(log, folder, num_replicas)
+            before = log.commits(0)[-HEALTHY_STEPS:]
+            struck = _kill(log, num_replicas - 1, 1, "kill")
+            _wait_after(log, folder, struck, 1)
+            after = [c for c in log.commits(0) if c.at > struck]
+        after = _after_gap(after, steps_per_s(before))
+        return Recovered(
+            recovery_s=after[0].at - struck,
+            steps_redone=_redone(before, after),
+            ranks_in_play=num_replicas * degree,
+            throughput=0.0,
+            step_s=1.0 / steps_per_s(before),
+        )
+
+
+def _job(config: Config, num_replicas: int, degree: int, folder: Path, timeout_ms: int) -> Path:
+    path = folder / "job.json"
+    job = PeerJob(
+        config=config,
+        num_replicas=num_replicas,
+        degree=degree,
+        port=free_port(),
+        folder=str(folder),
+        timeout_ms=timeout_ms,
+    )
+    path.write_bytes(msgspec.json.encode(job))
+    return path
+
+
+def _run_healthy(log: PeerLog, folder: Path, num_replicas: int) -> None:
+    wait_until(
+        lambda: all(len(log.commits(r)) > HEALTHY_STEPS + 5 for r in range(num_replicas)),
+        START_DEADLINE_S,
+        "healthy steps",
+        folder,
+    )
+
+
+def _kill(log: PeerLog, replica: int, slot: int, fault: str) -> float:
+    at = time.time()
+    os.kill(log.pid(replica, slot), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+    return at
+
+
+def _wait_after(log: PeerLog, folder: Path, struck: float, count: int) -> None:
+    """Wait for `count` commits after the gap; a step that was just ending may come before it."""
+    wait_until(
+        lambda: sum(c.at > struck + 0.5 for c in log.commits(0)) >= count,
+        DEADLINE_S,
+        "step after the fault",
+        folder,
+    )
+
+
+def _after_gap(after: Sequence[Committed], healthy_steps_per_s: float) -> list[Committed]:
+    """`after` without a step that had synchronised before the fault and still ended."""
+    pauses = [later.at - earlier.at for earlier, later in itertools.pairwise(after)]
+    widest = max(range(len(pauses)), key=pauses.__getitem__, default=0)
+    if pauses and widest == 0 and pauses[0] > 3.0 / healthy_steps_per_s:
+        return list(after[1:])
+    return list(after)
+
+
+def _redone(before: Sequence[Committed], after: Sequence[Committed]) -> int:
+    return max(0, before[-1].step + 1 - after[0].step)
+
+
+def or_reason(measure: Any, *args: Any) -> Recovered | str:
+    """What `measure` finds, or the words "not measured: why"."""
+    try:
+        found: Recovered = measure(*args)
+    except NotRunnable as error:
+        return f"not measured: {error}"
+    return found
