@@ -84,7 +84,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     weight_decay: float = 0.1
     clip_norm: float = 1.0
     seed: int = 0
-    sync: Literal["direct"] = "direct"
+    sync: Literal["direct", "reshard"] = "direct"
     bucket_mb: float = 4.0
     state_hash_every: int = 50
 

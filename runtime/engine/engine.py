@@ -156,7 +156,7 @@ class Engine:
         clock = _Laps()
         try:
             self._at("enter.groups")
-            groups = build_groups(self._builder, model, plan, seat)
+            groups = build_groups(self._builder, self._config, plan, seat)
             self._groups = list(groups.every)
             clock.lap("groups")
             self._at("enter.agree")

@@ -9,17 +9,18 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from runtime.config import Config, ModelConfig
+from runtime.config import Config, ModelConfig, TrainConfig
 from runtime.engine.data import Text
 from runtime.engine.group import Group
 from runtime.engine.groups import GroupBuilder
 from runtime.engine.model import SlotModel
 from runtime.engine.state import State
 from runtime.engine.step import Stepper
-from runtime.engine.sync import DirectSync, bucket_elements
+from runtime.engine.sync import GradientSync
 from runtime.engine.watch import Watch
+from runtime.engine.wiring import plan_direct, plan_reshard
 from runtime.errors import DigestMismatch, PlanError
-from runtime.layout.sync import SyncGroup, buckets, canonical_units, member_replicas, sync_groups
+from runtime.layout.sync import canonical_units, member_replicas
 from runtime.layout.units import Held, held_units
 from runtime.plan.generation import GenerationPlan, ReplicaPlan
 
@@ -33,15 +34,20 @@ class Seat:
     first_rank: int
     held: Held
 
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """World ranks of the replica's live slots."""
+        return tuple(range(self.first_rank, self.first_rank + self.replica.degree))
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationGroups:
-    """The process groups a rank is in. sync: (what is summed, where) for each sync group."""
+    """The process groups a rank is in; `bind_sync` makes the gradient sync over a state."""
 
     world: Group
     replica: Group
-    sync: tuple[tuple[SyncGroup, Group], ...]
     every: tuple[Group, ...]
+    bind_sync: Callable[[TrainConfig, State], GradientSync]
 
 
 def find_seat(model: ModelConfig, plan: GenerationPlan, gpu: str) -> Seat:
@@ -59,7 +65,7 @@ def find_seat(model: ModelConfig, plan: GenerationPlan, gpu: str) -> Seat:
 
 
 def build_groups(
-    builder: GroupBuilder, model: ModelConfig, plan: GenerationPlan, seat: Seat
+    builder: GroupBuilder, config: Config, plan: GenerationPlan, seat: Seat
 ) -> GenerationGroups:
     """Build world, replica and sync groups; every member of the plan must call it.
 
@@ -69,16 +75,15 @@ def build_groups(
     Raises:
         GenerationAborted: aborted, or a member did not come. DigestMismatch: plans differ.
     """
+    strategy = {"direct": plan_direct, "reshard": plan_reshard}[config.train.sync]
+    wiring = strategy(config.model, plan, seat.rank, seat.slots)
     everyone = tuple(range(len(plan.members())))
-    slots = tuple(range(seat.first_rank, seat.first_rank + seat.replica.degree))
-    mine = [group for group in sync_groups(model, plan) if seat.rank in group.ranks]
-    wanted = [("world", everyone), (f"replica-{seat.replica.replica}", slots)]
-    wanted += [(f"sync-{group.index}", group.ranks) for group in mine if group.ranks != everyone]
+    wanted = [("world", everyone), (f"replica-{seat.replica.replica}", seat.slots), *wiring.wanted]
     every = builder.build(plan, wanted)
     world, replica, *rest = every
-    built = iter(rest)
-    sync = tuple((group, world if group.ranks == everyone else next(built)) for group in mine)
-    return GenerationGroups(world, replica, sync, tuple(every))
+    return GenerationGroups(
+        world, replica, tuple(every), lambda train, state: wiring.bind(train, state, world, rest)
+    )
 
 
 def compare_members(
@@ -122,15 +127,7 @@ def prepare_stepper(
 ) -> Stepper:
     """Bind model, gradient sync and commit to a state laid out as `seat` says."""
     model, train = tools.config.model, tools.config.train
-    sync = DirectSync(
-        buckets(
-            model,
-            [group for group, _ in groups.sync],
-            bucket_elements(train.bucket_mb, state.params.dtype),
-        ),
-        {group.index: built for group, built in groups.sync},
-        state,
-    )
+    sync = groups.bind_sync(train, state)
     slot_model = None
     if seat.replica.mode == "training":
         slot_model = SlotModel(model, state, groups.replica, train.seq_len)

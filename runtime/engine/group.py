@@ -51,6 +51,11 @@ class Group:
         self._open: list[Work] = []
 
     @property
+    def streamed(self) -> bool:
+        """Whether operations run on device streams, where groups must launch in one order."""
+        return self._watch.streamed
+
+    @property
     def device(self) -> torch.device:
         """Where the tensors of this group's collectives must be."""
         return torch.device("cuda" if self._watch.streamed else "cpu")
@@ -99,6 +104,12 @@ class Group:
             reduction.work, reduction.inbox = self._exchange(chunk.repeat(self.size))
             reduction.stage = "spread"
 
+    def poll(self, reduction: Reduction) -> bool:
+        """Whether the reduction can be finished without a wait; takes it as far as it can come."""
+        if reduction.stage == "scatter" and reduction.work.is_completed():
+            self.advance(reduction)
+        return reduction.stage != "scatter" and reduction.work.is_completed()
+
     def finish_all_reduce(self, reduction: Reduction, *, on_host: bool = False) -> None:
         """Wait until `reduction.tensor` holds the result."""
         self.advance(reduction)
@@ -119,6 +130,20 @@ class Group:
         out = tensor.new_empty((self.size, *tensor.shape))
         self._finish(self._start(lambda: self._backend.allgather([list(out)], [tensor])))
         return out
+
+    def start_exchange(
+        self, outbox: torch.Tensor, sent: list[int], inbox: torch.Tensor, received: list[int]
+    ) -> Work:
+        """Launch an all-to-all of unequal parts; every member calls it, also with nothing to send.
+
+        sent, received: elements for and from each group rank, adding up to `outbox` and `inbox`,
+        which must be left alone until `finish` has returned.
+        """
+        return self._start(lambda: self._backend.alltoall_base(inbox, outbox, received, sent))
+
+    def finish(self, work: Work) -> None:
+        """Wait for a launched exchange; raises GenerationAborted."""
+        self._finish(work)
 
     def barrier(self) -> None:
         """Return once every member has called it."""

@@ -21,6 +21,7 @@ from runtime.engine.model import SlotModel
 from runtime.engine.optimizer import apply_step
 from runtime.engine.state import State
 from runtime.engine.state_hash import hashes_agree
+from runtime.engine.stopwatch import Stopwatch
 from runtime.engine.sync import GradientSync
 from runtime.engine.watch import Watch
 from runtime.errors import CounterpoiseError, GenerationAborted
@@ -37,7 +38,8 @@ class StepResult:
 
     loss: mean over the tokens of the global batch. grad_norm: before clipping. tokens: of the
     global batch. first_sample, num_samples: of this rank's replica. compute_s: by world rank,
-    without waits. exposed_sync_s: waited for gradients after backward. hash_ok: whether all
+    without waits. exposed_sync_s: from the end of backward to synchronised gradients,
+    packing and waits for slower ranks included: what overlap could not hide. hash_ok: whether all
     holders' states agree, None when not compared. leave: some rank asked to leave; all leave after
     this step.
     """
@@ -102,9 +104,9 @@ class Stepper:
         self.at("step.start")
         loss_sum = self._accumulate(step)
         self.at("before_sync")
-        waited = watch.waited_s
-        self.sync.finish()
-        exposed_s = watch.waited_s - waited
+        exposed = Stopwatch(streamed=watch.streamed)
+        with exposed.running():
+            self.sync.finish()
         state.synced = True
         self.at("before_commit")
         paced_s = before_commit()
@@ -129,7 +131,7 @@ class Stepper:
             first_sample=self.plan.first_sample(self.replica.replica, step),
             num_samples=self.replica.num_samples,
             compute_s=tuple(totals[3:]),
-            exposed_sync_s=exposed_s,
+            exposed_sync_s=exposed.seconds,
             hash_ok=self._compare_hashes(),
             leave=totals[2] > 0,
         )

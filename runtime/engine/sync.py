@@ -1,9 +1,8 @@
 """Gradient sync: every rank ends with the sum of a row's gradients over all its holders.
 
-`GradientSync` is the port; `DirectSync` needs no exchange inside a rack. The `reshard` strategy of
-the NTP paper is to be a second leaf beside it, chosen by `train.sync`. Buckets overlap with
-backward. A failure while launching is latched, never raised out of an autograd hook, and surfaces
-in `finish`.
+`GradientSync` is the port; `DirectSync` needs no exchange inside a rack, `ReshardSync` beside it is
+the NTP paper's way, chosen by `train.sync`. Buckets overlap with backward. A failure while
+launching is latched, never raised out of an autograd hook, and surfaces in `finish`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from runtime.layout.units import (
     STORED_FAMILIES,
     Held,
     held_by_slot,
-    num_units,
     parameters,
 )
 from runtime.plan.generation import GenerationPlan, ReplicaPlan
@@ -68,17 +67,33 @@ def member_replicas(plan: GenerationPlan) -> tuple[tuple[int, ReplicaPlan], ...]
     return tuple(found)
 
 
-def _rank_table(plan: GenerationPlan, family: str, total: int) -> npt.NDArray[np.int32]:
-    """World rank holding each stored unit, `(replicas, units)`; -1 where nobody does."""
-    replicas = member_replicas(plan)
-    table = np.full((len(replicas), total), -1, dtype=np.int32)
-    for row, (base, replica) in enumerate(replicas):
-        slots = np.asarray(replica.holders[family], dtype=np.int32)
-        # The spare last entry answers for NO_HOLDER (-1).
-        rank_of_slot = np.full(len(replica.gpus) + 1, -1, dtype=np.int32)
-        rank_of_slot[list(replica.live)] = base + np.arange(len(replica.live), dtype=np.int32)
-        table[row] = rank_of_slot[slots]
-    return table
+def rank_tables(
+    model: ModelConfig, replicas: Sequence[tuple[int, ReplicaPlan]]
+) -> dict[str, npt.NDArray[np.int32]]:
+    """World ranks that hold each unit of every sharded family, `(rows, units)`; -1: nobody.
+
+    Every replica adds as many rows as a unit of the family has holders in it at most; rows may
+    name a rank again.
+
+    Args:
+        replicas: with the world rank of their first live slot, as `member_replicas` has them.
+    """
+    tables = {
+        family: np.stack([_rank_row(base, replica, family) for base, replica in replicas])
+        for family in STORED_FAMILIES
+    }
+    # A key/value head sits wherever one of its query heads does, so its column is theirs, stacked.
+    heads = tables["attention"].reshape(len(replicas), model.num_kv_heads, -1)
+    tables["kv"] = heads.transpose(0, 2, 1).reshape(-1, model.num_kv_heads)
+    return tables
+
+
+def _rank_row(base: int, replica: ReplicaPlan, family: str) -> npt.NDArray[np.int32]:
+    slots = np.asarray(replica.holders[family], dtype=np.int32)
+    # The spare last entry answers for NO_HOLDER (-1).
+    rank_of_slot = np.full(len(replica.gpus) + 1, -1, dtype=np.int32)
+    rank_of_slot[list(replica.live)] = base + np.arange(len(replica.live), dtype=np.int32)
+    return rank_of_slot[slots]
 
 
 def _group_columns(table: npt.NDArray[np.int32]) -> dict[tuple[int, ...], list[int]]:
@@ -103,14 +118,8 @@ def holder_sets(model: ModelConfig, plan: GenerationPlan) -> dict[tuple[int, ...
         PlanError: a unit that no rank holds.
     """
     replicas = member_replicas(plan)
-    tables = {
-        family: _rank_table(plan, family, num_units(model, family)) for family in STORED_FAMILIES
-    }
-    # A key/value head sits wherever one of its query heads does, so its column is theirs, stacked.
-    heads = tables["attention"].reshape(len(replicas), model.num_kv_heads, -1)
-    tables["kv"] = heads.transpose(0, 2, 1).reshape(-1, model.num_kv_heads)
     found: dict[tuple[int, ...], dict[str, list[int]]] = {}
-    for family, table in tables.items():
+    for family, table in rank_tables(model, replicas).items():
         for ranks, units in _group_columns(table).items():
             if not ranks:
                 raise PlanError(f"no rank holds {family} unit {units[0]}")
@@ -168,6 +177,22 @@ def runs(held: Sequence[int], units: Sequence[int]) -> tuple[tuple[int, int], ..
         return ()
     breaks = np.flatnonzero(np.diff(rows) != 1) + 1
     return tuple((int(part[0]), int(part[-1]) + 1) for part in np.split(rows, breaks))
+
+
+def joint_runs(
+    ours: Sequence[int], theirs: Sequence[int], units: Sequence[int]
+) -> tuple[tuple[int, int, int], ...]:
+    """Where `units` lie in two ascending rows of units: (start in ours, start in theirs, count)."""
+    wanted = np.asarray(units, dtype=np.int64)
+    first = np.searchsorted(np.asarray(ours, dtype=np.int64), wanted)
+    second = np.searchsorted(np.asarray(theirs, dtype=np.int64), wanted)
+    breaks = np.flatnonzero((np.diff(first) != 1) | (np.diff(second) != 1)) + 1
+    starts = np.concatenate([[0], breaks]) if len(wanted) else breaks
+    counts = np.diff(np.append(starts, len(wanted)))
+    return tuple(
+        (int(first[at]), int(second[at]), int(count))
+        for at, count in zip(starts, counts, strict=True)
+    )
 
 
 def canonical_units(model: ModelConfig, plan: GenerationPlan, rank: int) -> Held:

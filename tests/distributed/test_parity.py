@@ -26,16 +26,23 @@ SHAPES: list[tuple[Any, ...]] = [
     ("4+4", [4, 4], [Part((0, 1, 2, 3), 4), Part((0, 1, 2, 3), 3)]),
     ("4+3", [4, 4], [Part((0, 1, 2, 3), 4), Part((0, 2, 3), 3)]),
     ("4+3+2", [4, 4, 4], [Part((0, 1, 2, 3), 3), Part((1, 2, 3), 3), Part((0, 3), 1)]),
+    ("3 in two ways", [4, 4], [Part((0, 1, 2), 4), Part((0, 2, 3), 3)]),
+    ("5+3+1", [5, 4, 4], [Part((0, 1, 2, 3, 4), 4), Part((1, 2, 3), 2), Part((2,), 1)]),
     ("3 alone", [4], [Part((0, 1, 3), 7)]),
 ]
 
 
+@pytest.mark.parametrize("sync", ["direct", "reshard"])
 @pytest.mark.parametrize("model", [GQA, UNTIED], ids=["gqa-tied", "mha-untied"])
 @pytest.mark.parametrize(("slots", "parts"), [s[1:] for s in SHAPES], ids=[s[0] for s in SHAPES])
 def test_trajectory_in_float64(
-    cluster: Callable[..., Cluster], model: ModelConfig, slots: list[int], parts: list[Part]
+    cluster: Callable[..., Cluster],
+    model: ModelConfig,
+    slots: list[int],
+    parts: list[Part],
+    sync: Any,
 ) -> None:
-    run = cluster(small_config(model), slots)
+    run = cluster(small_config(model, sync=sync), slots)
     run.enter(run.make_plan(parts))
     reference = Reference(run.config, dtype=torch.float64)
     assert_same_steps(run.everyone("steps", 4), reference, rtol=1e-11)
@@ -50,9 +57,12 @@ def test_trajectory_in_float32(cluster: Callable[..., Cluster]) -> None:
     assert_same_params(run, reference, atol=1e-3)
 
 
+@pytest.mark.parametrize("sync", ["direct", "reshard"])
 @pytest.mark.parametrize("model", [GQA, UNTIED], ids=["gqa-tied", "mha-untied"])
-def test_standby_with_a_hole_follows(cluster: Callable[..., Cluster], model: ModelConfig) -> None:
-    run = cluster(small_config(model), [4, 4])
+def test_standby_with_a_hole_follows(
+    cluster: Callable[..., Cluster], model: ModelConfig, sync: Any
+) -> None:
+    run = cluster(small_config(model, sync=sync), [4, 4])
     holes = without(home_holders(model, 4), [2])
     run.enter(
         run.make_plan([Part((0, 1, 3), 0, mode="standby", holders=holes), Part((0, 1, 2, 3), 7)])

@@ -30,9 +30,11 @@ ALL = (0, 1, 2, 3)
 WHOLE = (Part(ALL, 4), Part(ALL, 3))
 
 
-def start(cluster: MakeCluster, parts: Sequence[Part] = WHOLE, model: Any = GQA) -> Any:
+def start(
+    cluster: MakeCluster, parts: Sequence[Part] = WHOLE, model: Any = GQA, sync: Any = "direct"
+) -> Any:
     """A running cluster of 4 + 4 and the reference beside it."""
-    run = cluster(small_config(model), [4, 4])
+    run = cluster(small_config(model, sync=sync), [4, 4])
     run.enter(run.make_plan(parts))
     return run, Reference(run.config, dtype=torch.float64)
 
@@ -86,8 +88,9 @@ def test_a_lone_replica_moves_units_between_its_slots(cluster: MakeCluster) -> N
     go_on(run, reference)
 
 
-def test_sigkill_then_drop_then_shrink(cluster: MakeCluster) -> None:
-    run, reference = start(cluster)
+@pytest.mark.parametrize("sync", ["direct", "reshard"])
+def test_sigkill_then_drop_then_shrink(cluster: MakeCluster, sync: str) -> None:
+    run, reference = start(cluster, sync=sync)
     go_on(run, reference)
     members = run.plan.members()
     run.call({"r0/2": ("trap", "before_sync", "kill")})

@@ -24,13 +24,18 @@ MIXES: list[tuple[str, ModelConfig, list[int], list[Part]]] = [
 ]
 
 
+@pytest.mark.parametrize("sync", ["direct", "reshard"])
 @pytest.mark.parametrize(
     ("model", "slots", "parts"), [m[1:] for m in MIXES], ids=[m[0] for m in MIXES]
 )
 def test_every_row_meets_itself(
-    cluster: Callable[..., Cluster], model: ModelConfig, slots: list[int], parts: list[Part]
+    cluster: Callable[..., Cluster],
+    model: ModelConfig,
+    slots: list[int],
+    parts: list[Part],
+    sync: Any,
 ) -> None:
-    run = cluster(small_config(model), slots)
+    run = cluster(small_config(model, sync=sync), slots)
     run.enter(run.make_plan(parts))
     sums: dict[str, dict[tuple[str, int, int], Any]] = run.everyone("reduce_ids")
     num_holders = Counter(key for rows in sums.values() for key in rows)

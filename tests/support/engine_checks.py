@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -42,7 +42,9 @@ UNTIED = ModelConfig(
 ONE_GPU = ClusterConfig(racks=(RackConfig(name="r", gpus=1),))
 
 
-def small_config(model: ModelConfig, batch: int = 7) -> Config:
+def small_config(
+    model: ModelConfig, batch: int = 7, sync: Literal["direct", "reshard"] = "direct"
+) -> Config:
     return Config(
         model=model,
         cluster=ONE_GPU,
@@ -53,6 +55,7 @@ def small_config(model: ModelConfig, batch: int = 7) -> Config:
             warmup_steps=3,
             bucket_mb=0.01,
             state_hash_every=2,
+            sync=sync,
         ),
     )
 
