@@ -310,8 +310,7 @@ class Coordinator:
         elif parked.last is not None and parked.last.step > self.progress.committed:
             # The steps before it may yet be told: whoever told them is cut off, not gone.
             self._held = parked.last
-        steps = self.config.train.steps
-        at_the_end = 0 < steps <= parked.standing.applied_step
+        at_the_end = 0 < self.config.train.steps <= parked.standing.applied_step
         if self.phase in ("entering", "training") and self._is_member(parked.gpu):
             if at_the_end:
                 return
@@ -361,11 +360,10 @@ class Coordinator:
                 aims=self.aims,
                 planned=self._change.planned,
             )
-        except StateLost as error:
-            self.end(Finish(status="failed", reason=f"state lost: {error}"), now)
-            return
         except PlanError as error:
-            self.end(Finish(status="failed", reason=f"{error}: {self.last_words}"), now)
+            lost = isinstance(error, StateLost)
+            reason = f"state lost: {error}" if lost else f"{error}: {self.last_words}"
+            self.end(Finish(status="failed", reason=reason), now)
             return
         self._number = plan.generation
         self.plan = plan
@@ -406,8 +404,10 @@ class Coordinator:
             self.set_phase("training", now)
 
     def _on_step(self, done: m.StepDone, now: float) -> None:
-        plan = self._history.get(done.generation)
-        if plan is None or self.phase == "ended" or done.step < self.progress.committed:
+        plan = self.plan
+        # What is told of an earlier generation now, the vote that ended it has settled already.
+        over = self.phase == "ended" or done.step < self.progress.committed
+        if plan is None or over or done.generation != self._number:
             return
         if done.step > self.progress.committed:
             untold = f"steps {self.progress.committed} to {done.step - 1} were never told"

@@ -272,6 +272,20 @@ def test_steps_that_a_lost_host_took_with_it_are_told_to_be_missing() -> None:
     cluster.check()
 
 
+def test_a_step_that_was_voted_out_is_not_told_into_the_journal_later() -> None:
+    """Rank 0 alone came out of the commit, its host is given up, and comes back with that word."""
+    cluster = running(2, 2, hosts=("a", "b"))
+    cluster.disconnect("a")
+    cluster.commit_on("rack-0/0", told=True)
+    cluster._carry_out(cluster.coordinator.host_lost("a", cluster.now))
+    cluster.run_until(lambda: cluster.coordinator.phase == "entering")
+    cluster.reconnect("a")
+    cluster.run_steps(2)
+    assert [(s.step, s.generation) for s in cluster.steps[3:]] == [(3, 2), (4, 2)]
+    assert [f.generation for f in cluster.formed] == [1, 2]
+    cluster.check()
+
+
 def test_a_lost_agent_that_says_hello_after_the_end_is_told_to_quit() -> None:
     cluster = running()
     cluster.coordinator.end_now("enough", cluster.now)
