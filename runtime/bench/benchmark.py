@@ -29,9 +29,11 @@ class Target:
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
     """One measurement. `measure` tells its progress line by line and returns figures that JSON can
-    hold; `targets` says what they are held against."""
+    hold; `targets` says what they are held against. measure_full: the long variant, if there
+    is one."""
 
     name: str
     summary: str
     measure: Callable[[Say], dict[str, Any]]
     targets: Callable[[Figures], Sequence[Target]]
+    measure_full: Callable[[Say], dict[str, Any]] | None = None

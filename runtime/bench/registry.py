@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from runtime.bench import dashboard, health, parity, recovery, startup
+from runtime.bench import cluster, dashboard, goodput, health, parity, recovery, startup, sync
 from runtime.bench.benchmark import Benchmark
+from runtime.bench.peers import comparison as peers
 
 BENCHMARKS: dict[str, Benchmark] = {
     each.name: each
@@ -13,5 +14,9 @@ BENCHMARKS: dict[str, Benchmark] = {
         startup.BENCHMARK,
         health.BENCHMARK,
         dashboard.BENCHMARK,
+        sync.BENCHMARK,
+        peers.BENCHMARK,
+        goodput.BENCHMARK,
+        cluster.BENCHMARK,
     )
 }

@@ -20,8 +20,9 @@ from runtime.errors import CounterpoiseError, UserError
 @click.command()
 @click.argument("name", required=False, metavar="[NAME]")
 @click.option("--list", "list_names", is_flag=True, help="Print the names, one a line.")
+@click.option("--full", is_flag=True, help="The long variant, where there is one.")
 @json_option
-def bench(name: str | None, list_names: bool, as_json: bool) -> None:
+def bench(name: str | None, list_names: bool, full: bool, as_json: bool) -> None:
     """Measure what was promised, on this machine, with real worker processes.
 
     \b
@@ -31,7 +32,14 @@ def bench(name: str | None, list_names: bool, as_json: bool) -> None:
               step on two racks of 8
     startup   seconds from `counterpoise up` to the first step and a loaded page
     dashboard 20 viewers of a run of 1,152 GPUs: tick time, core, memory, page switch
+    sync      direct against reshard gradient sync: bytes inside a healthy rack,
+              exposed time, and a mixed shape against a uniform one
     health    kernel log lines a second, and the core that watching 72 GPUs takes
+    peers     steady state and recovery beside a bare loop, DTensor with DDP, torchft
+              and a torchrun restart (extra `peers`; --full: wider, and hung ranks)
+    goodput   what each policy commits of the ideal over 10 minutes of kills and
+              repairs, simulated with the planner; checked against a real run
+    cluster   the NTP paper's availability figures for 32,768 GPUs, simulated
 
     Each takes up to a minute. Progress goes to stderr; figures, with their targets, to stdout. A
     missed target is told in the table and is no error. Measure on a quiet machine.
@@ -47,7 +55,8 @@ def bench(name: str | None, list_names: bool, as_json: bool) -> None:
     began = time.monotonic()
     try:
         with _orderly_end():
-            figures = benchmark.measure(lambda line: click.echo(f"  {line}", err=True))
+            measure = (benchmark.measure_full if full else None) or benchmark.measure
+            figures = measure(lambda line: click.echo(f"  {line}", err=True))
     except CounterpoiseError as error:
         raise click.ClickException(f"{name} could not be measured: {error}") from error
     figures["bench_s"] = round(time.monotonic() - began, 1)

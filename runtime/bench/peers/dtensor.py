@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
+from torch.distributed.tensor.parallel.style import ParallelStyle
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -202,7 +203,7 @@ def _parallelize(decoder: _Decoder, mesh: Any) -> None:
             "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
         },
     )
-    plan = {"attention": once, "mlp": once}
+    plan: dict[str, ParallelStyle] = {"attention": once, "mlp": once}
     plan |= {f"attention.{name}": ColwiseParallel() for name in ("wq", "wk", "wv")}
     plan |= {f"mlp.{name}": ColwiseParallel() for name in ("gate", "up")}
     plan |= {"attention.wo": RowwiseParallel(), "mlp.down": RowwiseParallel()}

@@ -12,9 +12,8 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -34,8 +33,8 @@ from runtime.control.local import LocalRun
 from runtime.control.supervisor import free_port
 from storage.records import Fault, GenerationFormed, StepCommitted
 
-HEALTHY_STEPS = 25
-DEGRADED_STEPS = 25
+HEALTHY_STEPS = 20
+DEGRADED_STEPS = 20
 DEADLINE_S = 30.0
 
 
@@ -124,7 +123,12 @@ def _tokens_per_s(commits: Sequence[StepCommitted]) -> float:
 
 
 def torchft(
-    config: Config, num_replicas: int, degree: int, timeout_ms: int = 0, fault: str = "kill"
+    config: Config,
+    num_replicas: int,
+    degree: int,
+    timeout_ms: int = 0,
+    fault: str = "kill",
+    deadline_s: float = DEADLINE_S,
 ) -> Recovered:
     """Lose one rank of the last replica of a torchft run: it takes its whole replica along.
 
@@ -141,7 +145,7 @@ def torchft(
             _run_healthy(log, folder, num_replicas)
             before = log.commits(0)[-HEALTHY_STEPS:]
             struck = _kill(log, num_replicas - 1, 1, fault)
-            _wait_after(log, folder, struck, DEGRADED_STEPS)
+            _wait_after(log, folder, struck, DEGRADED_STEPS, deadline_s)
             after = [c for c in log.commits(0) if c.at > struck]
         after = _after_gap(after, steps_per_s(before))
         share = (num_replicas - 1) / num_replicas
@@ -176,7 +180,7 @@ def restart(config: Config, num_replicas: int, degree: int) -> Recovered:
             _run_healthy(log, folder, num_replicas)
             before = log.commits(0)[-HEALTHY_STEPS:]
             struck = _kill(log, num_replicas - 1, 1, "kill")
-            _wait_after(log, folder, struck, 1)
+            _wait_after(log, folder, struck, 1, DEADLINE_S)
             after = [c for c in log.commits(0) if c.at > struck]
         after = _after_gap(after, steps_per_s(before))
         return Recovered(
@@ -217,11 +221,11 @@ def _kill(log: PeerLog, replica: int, slot: int, fault: str) -> float:
     return at
 
 
-def _wait_after(log: PeerLog, folder: Path, struck: float, count: int) -> None:
+def _wait_after(log: PeerLog, folder: Path, struck: float, count: int, deadline_s: float) -> None:
     """Wait for `count` commits after the gap; a step that was just ending may come before it."""
     wait_until(
         lambda: sum(c.at > struck + 0.5 for c in log.commits(0)) >= count,
-        DEADLINE_S,
+        deadline_s,
         "step after the fault",
         folder,
     )
@@ -240,10 +244,9 @@ def _redone(before: Sequence[Committed], after: Sequence[Committed]) -> int:
     return max(0, before[-1].step + 1 - after[0].step)
 
 
-def or_reason(measure: Any, *args: Any) -> Recovered | str:
+def or_reason(measure: Callable[[], Recovered]) -> Recovered | str:
     """What `measure` finds, or the words "not measured: why"."""
     try:
-        found: Recovered = measure(*args)
+        return measure()
     except NotRunnable as error:
         return f"not measured: {error}"
-    return found

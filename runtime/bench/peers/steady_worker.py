@@ -2,11 +2,12 @@
 
 All three live in the same processes and take turns round by round, so that whatever else the
 machine does falls on all of them. Rank 0 writes seconds per step of every round.
-Run as `python -m runtime.bench.peers.steady_worker JOB.json RANK`.
+Run as `python -m runtime.bench.peers.steady_worker JOB.json`, which starts one process a rank.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
@@ -16,35 +17,16 @@ from pathlib import Path
 import msgspec
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from runtime.bench.peers.bare import BareLoop, Step
 from runtime.bench.peers.dtensor import DTensorLoop
-from runtime.config import Config
+from runtime.bench.peers.steady_job import SteadyJob, SteadyResult
 from runtime.engine.engine import Engine
 from runtime.layout.takeover import home_holders
 from runtime.plan.generation import GenerationPlan, ReplicaPlan
 
 _TIMEOUT = timedelta(seconds=60)
-
-
-class SteadyJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure; port: of the store that rank 0 serves, on 127.0.0.1."""
-
-    config: Config
-    num_replicas: int
-    degree: int
-    port: int
-    seconds: float
-    steps: int
-    result: str
-
-
-class SteadyResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds per step by program and round; losses of the first steps (mean over the batch's
-    first replica) prove that all do the same work."""
-
-    step_s: dict[str, list[float]]
-    first_losses: dict[str, list[float]]
 
 
 def healthy_plan(job: SteadyJob) -> GenerationPlan:
@@ -143,10 +125,10 @@ def main(path: str, rank: int) -> None:
     torch.set_num_threads(1)
     job = msgspec.json.decode(Path(path).read_bytes(), type=SteadyJob)
     world = job.num_replicas * job.degree
-    store = dist.TCPStore("127.0.0.1", job.port, is_master=rank == 0, timeout=_TIMEOUT)
+    store = TCPStore("127.0.0.1", job.port, is_master=rank == 0, timeout=_TIMEOUT)
     dist.init_process_group(
         "gloo",
-        store=dist.PrefixStore("peers", store),
+        store=PrefixStore("peers", store),
         rank=rank,
         world_size=world,
         timeout=_TIMEOUT,
@@ -154,9 +136,25 @@ def main(path: str, rank: int) -> None:
     result = measure(job, rank)
     dist.barrier()
     if rank == 0:
-        Path(job.result).write_bytes(msgspec.json.encode(result))
+        whole = Path(job.result).with_suffix(".part")
+        whole.write_bytes(msgspec.json.encode(result))
+        whole.rename(job.result)
     dist.destroy_process_group()
 
 
+def start_all(path: str) -> None:
+    """One process a rank, waited for."""
+    job = msgspec.json.decode(Path(path).read_bytes(), type=SteadyJob)
+    children = [
+        subprocess.Popen([sys.executable, "-m", __spec__.name, path, str(rank)])
+        for rank in range(job.num_replicas * job.degree)
+    ]
+    for child in children:
+        child.wait()
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    if len(sys.argv) == 2:
+        start_all(sys.argv[1])
+    else:
+        main(sys.argv[1], int(sys.argv[2]))

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from runtime.bench.peers.bare import BareLoop
 from runtime.bench.peers.jobs import PeerJob, PeerLog, read_job
@@ -50,9 +51,9 @@ def train(job: PeerJob, replica: int, slot: int) -> None:
     torch.set_num_threads(1)
     log = PeerLog(Path(job.folder))
     port = job.port + 1 + replica
-    store = dist.TCPStore(_ADDRESS, port, world_size=job.degree, is_master=slot == 0)
+    store = TCPStore(_ADDRESS, port, world_size=job.degree, is_master=slot == 0)
     dist.init_process_group(
-        "gloo", store=dist.PrefixStore("tp", store), rank=slot, world_size=job.degree
+        "gloo", store=PrefixStore("tp", store), rank=slot, world_size=job.degree
     )
     loop = BareLoop(
         job.config, replica=replica, slot=slot, degree=job.degree, replica_group=dist.group.WORLD
