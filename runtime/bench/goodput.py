@@ -72,12 +72,14 @@ def measure(say: Say) -> dict[str, Any]:
         wanted, checked.outages, "boost", checked.costs,
         seconds=checked.seconds, calibration=calibration,
     )  # fmt: skip
-    say(f"goodput of the real run {checked.goodput:.3f}, simulated {again.goodput:.3f}")
+    # Both from the start of the window to a commit: a whole step is a twentieth of it.
+    simulated = again.goodput * checked.seconds / again.last_commit_at
+    say(f"goodput of the real run {checked.goodput:.3f}, simulated {simulated:.3f}")
     figures = policies(wanted, checked.costs, calibration)
     return figures | {
         "check_goodput_real": round(checked.goodput, 4),
-        "check_goodput_simulated": round(again.goodput, 4),
-        "check_error": round(abs(checked.goodput - again.goodput), 4),
+        "check_goodput_simulated": round(simulated, 4),
+        "check_error": round(abs(checked.goodput - simulated), 4),
         "measured_costs": msgspec.structs.asdict(checked.costs),
         "overhead_s": round(checked.overhead_s, 4),
         "peer_costs": {name: msgspec.structs.asdict(each) for name, each in PEER_COSTS.items()},
@@ -157,8 +159,8 @@ def _checked(
         for gpu, each in times.items()
     )
     formed = [g for g in drill.generations if g.at > began]
-    forced = [_settled_s(formed, drill.commits, began + each[0]) for each in times.values()]
-    planned = [g.reconfigure_s for g in formed if g.proposal and g.cause.lower().startswith("grow")]
+    forced = [_resumed_s(formed, drill.commits, began + each[0]) for each in times.values()]
+    planned = [g.reconfigure_s for g in formed if g.proposal]
     return Checked(
         goodput=sum(c.tokens for c in commits) / tokens * ideal_s / seconds,
         seconds=seconds,
@@ -171,13 +173,13 @@ def _checked(
     )
 
 
-def _settled_s(
+def _resumed_s(
     formed: Sequence[GenerationFormed], commits: Sequence[StepCommitted], killed: float
 ) -> float:
-    """Seconds from a kill until the survivors all trained, without the first step itself."""
-    last = max(g.at for g in formed if killed < g.at < killed + 3.5)
-    step = min(commits, key=lambda commit: abs(commit.at - last))
-    return max(0.0, last - killed - step.step_s)
+    """Seconds from a kill until the next step ran, without that step itself."""
+    at = min(g.at for g in formed if g.at > killed)
+    step = min(commits, key=lambda commit: abs(commit.at - at))
+    return max(0.0, at - killed - step.step_s)
 
 
 def _place(gpu: str) -> tuple[int, int]:

@@ -47,9 +47,11 @@ class ChangeCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
-    """goodput: committed tokens over the ideal run's. steps: committed, redone ones not counted."""
+    """goodput: committed tokens over the ideal run's. steps: committed, redone ones not counted.
+    last_commit_at: the step at hand at the end counts nowhere."""
 
     goodput: float
+    last_commit_at: float
     steps: int
     buckets: dict[Bucket, float]
 
@@ -121,6 +123,8 @@ class _Run:
         self._now = 0.0
         self._steps = 0
         self._redo = 0
+        self._last_commit_at = 0.0
+        self._unsettled: set[int] = set()
 
     def through(self, events: Sequence[_Event], seconds: float) -> None:
         queue = list(events)
@@ -141,6 +145,7 @@ class _Run:
             if end > seconds:
                 break
             self._commit(end, step_s)
+            self._settle()
             if returned:
                 self._grow(returned)
 
@@ -152,6 +157,7 @@ class _Run:
         )
         return Simulated(
             goodput=self._ledger.token_goodput(seconds, tokens_per_s),
+            last_commit_at=self._last_commit_at,
             steps=self._steps,
             buckets=self._ledger.totals(max(seconds, self._ledger.marked_at)),
         )
@@ -179,6 +185,7 @@ class _Run:
         if self._policy == "torchft":
             tokens = tokens * sum(r.trains for r in replicas) // len(replicas)
         self._steps += 1
+        self._last_commit_at = at
         self._ledger.committed(
             at,
             self._ideal_s,
@@ -201,16 +208,23 @@ class _Run:
         self._now = at + self._costs.detect_s + self._costs.forced_s
         if self._costs.checkpoint_every:
             self._redo += self._steps % self._costs.checkpoint_every
-        self._settle(event.replica)
-
-    def _settle(self, replica: int) -> None:
-        """Go on after a failure, as the policy does."""
-        situation = self._situation
+        # As in a run: the broken replica is left out first, what to do with it comes after a step.
         if self._policy in ("boost", "shrink"):
-            choice = compare(situation, replica).choice
-            self._adopt(targets(situation, choice) if choice.feasible else self._unasked())
-        else:
-            self._adopt(self._unasked())
+            self._unsettled.add(event.replica)
+        self._adopt(self._unasked())
+
+    def _settle(self) -> None:
+        """At a step boundary: do what the planner recommends for broken replicas."""
+        changed = False
+        for index in sorted(self._unsettled):
+            choice = compare(self._situation, index).choice
+            if choice.feasible and choice.kind not in ("carry_on", "drop"):
+                self._adopt(targets(self._situation, choice))
+                changed = True
+        self._unsettled.clear()
+        if changed:
+            self._ledger.reconfigured(self._now)
+            self._now += self._costs.planned_s
 
     def _unasked(self) -> tuple[ReplicaTarget, ...] | None:
         """Whole replicas carry on; None when nothing can train."""

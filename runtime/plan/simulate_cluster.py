@@ -117,7 +117,8 @@ def spare_domains(setting: ClusterSetting, failed: Counts, how: str) -> Counts:
     else:
         missing = _deficit(setting, failed, boost=how == "boost")
         replicas = np.ceil(missing / setting.local_batch)
-    return (replicas * size).astype(np.int64)
+    domains: Counts = (replicas * size).astype(np.int64)
+    return domains
 
 
 def availability(num_gpus: int, degree: int, fraction: float, num_samples: int, seed: int) -> float:

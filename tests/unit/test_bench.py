@@ -124,7 +124,9 @@ def run_command(*arguments: str) -> Any:
 
 
 def test_names_come_one_a_line() -> None:
-    assert run_command("--list").stdout.split() == ["parity", "recovery", "startup", "health"]
+    names = ["parity", "recovery", "startup", "health", "dashboard", "sync"]
+    names += ["peers", "goodput", "cluster"]
+    assert run_command("--list").stdout.split() == names
 
 
 @pytest.mark.usefixtures("one_benchmark")
