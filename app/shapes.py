@@ -21,7 +21,7 @@ HEALTHY = GPU_STATES.index("healthy")
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeRow:
-    """One replica of a shape strip. cells: (name in `CELL_LOOKS`, what it says on hover)."""
+    """One replica of a shape strip. cells: (name in `CELL_LOOKS`, GPU id), one a slot."""
 
     label: str
     sub: str
@@ -104,7 +104,7 @@ def shape_rows(replicas: Sequence[ReplicaState], batch: int, looks: Looks) -> tu
                 name = names[rack[place]]
             else:
                 name = "healthy" if slot in replica.live else "failed"
-            cells.append((name, f"slot {slot}, GPU {gpu}: {name}"))
+            cells.append((name, gpu))
         rows.append(_row(replica, tuple(cells), batch, len(replica.live)))
     return tuple(rows)
 
@@ -117,9 +117,9 @@ def before_rows(
     for index, replica in enumerate(before):
         usable = {slot for one in options if index < len(one.shape) for slot in one.shape[index]}
         cells = tuple(
-            _planned(slot, gpu, slot in replica.live, replica.mode == "training", False)
+            _planned(gpu, slot in replica.live, replica.mode == "training", False)
             if slot in replica.live or slot in usable
-            else ("failed", f"slot {slot}, GPU {gpu}: failed")
+            else ("failed", gpu)
             for slot, gpu in enumerate(replica.gpus)
         )
         rows.append(_row(replica, cells, batch, len(replica.live)))
@@ -136,7 +136,7 @@ def after_rows(before: Sequence[ReplicaState], option: Option) -> tuple[ShapeRow
         # A replica that is left out keeps its healthy GPUs; they idle
         shown = live if trains else replica.live
         cells = tuple(
-            _planned(slot, gpu, slot in shown, trains, gpu in option.caps_w)
+            _planned(gpu, slot in shown, trains, gpu in option.caps_w)
             for slot, gpu in enumerate(replica.gpus)
         )
         word = f"{len(live)} of {len(replica.gpus)} slots" if trains else "left out"
@@ -151,14 +151,12 @@ def after_rows(before: Sequence[ReplicaState], option: Option) -> tuple[ShapeRow
     return tuple(rows)
 
 
-def _planned(slot: int, gpu: str, live: bool, trains: bool, boosted: bool) -> tuple[str, str]:
+def _planned(gpu: str, live: bool, trains: bool, boosted: bool) -> tuple[str, str]:
     if not live:
-        return "dead", f"slot {slot}, GPU {gpu}: dead slot"
+        return "dead", gpu
     if not trains:
-        return "idle", f"slot {slot}, GPU {gpu}: left out"
-    if boosted:
-        return "boosted", f"slot {slot}, GPU {gpu}: boosted"
-    return "healthy", f"slot {slot}, GPU {gpu}: live"
+        return "idle", gpu
+    return ("boosted" if boosted else "healthy"), gpu
 
 
 def _row(

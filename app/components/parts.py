@@ -10,7 +10,7 @@ from typing import Any, Literal
 import streamlit as st
 
 from app.components.registry import mount
-from app.palette import BUCKET_LOOKS, CELL_LOOKS, Look
+from app.palette import BUCKET_LOOKS, CELL_CODES, CELL_LOOKS, Look
 from app.shapes import ShapeRow
 from app.words import percent, seconds
 from storage.records import BUCKETS
@@ -58,20 +58,28 @@ def shape_strip(
     rows: Sequence[ShapeRow], key: str, *, caption: str = "", legend: bool = False
 ) -> None:
     data = {
-        "rows": [
-            {
-                "label": row.label,
-                "sub": row.sub,
-                "cells": [list(cell) for cell in row.cells],
-                "right": row.right,
-            }
-            for row in rows
-        ],
-        "looks": {name: look.data() for name, look in CELL_LOOKS.items()},
+        "rows": [_shape_row(row) for row in rows],
+        "looks": [look.data() for look in CELL_LOOKS.values()],
         "caption": caption,
         "legend": legend,
     }
     mount("shape", data, key)
+
+
+def _shape_row(row: ShapeRow) -> dict[str, Any]:
+    """codes: positions in `CELL_LOOKS`. prefix: of the GPU ids where they are prefix and slot, as
+    most are; else gpus has them all. With 72 slots a row this is most of a tick's bytes."""
+    gpus = [gpu for _, gpu in row.cells]
+    prefix = f"{gpus[0].rpartition('/')[0]}/" if gpus else ""
+    regular = all(gpu == f"{prefix}{slot}" for slot, gpu in enumerate(gpus))
+    return {
+        "label": row.label,
+        "sub": row.sub,
+        "right": row.right,
+        "codes": [CELL_CODES[name] for name, _ in row.cells],
+        "prefix": prefix,
+        "gpus": None if regular else gpus,
+    }
 
 
 def ribbon(ledger: Mapping[str, float], wall_s: float, key: str) -> None:

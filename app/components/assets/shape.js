@@ -25,11 +25,11 @@ function cell(look, title) {
 export default function ({ data, parentElement }) {
   const rows = data.rows.map((row) => [
     h("div", { class: "label" }, row.label, h("small", { class: "muted" }, row.sub)),
-    h("div", { class: "cells" }, row.cells.map(([state, title]) => cell(data.looks[state], title))),
+    h("div", { class: "cells" }, row.codes.map((code, slot) => cell(data.looks[code], `slot ${slot}, GPU ${row.gpus ? row.gpus[slot] : row.prefix + slot}: ${data.looks[code].word}`))),
     h("div", { class: "right muted" }, row.right)]);
-  const used = new Set(data.rows.flatMap((row) => row.cells.map(([state]) => state)));
+  const used = new Set(data.rows.flatMap((row) => row.codes));
   const legend = data.legend && h("div", { class: "legend muted" },
-    Object.entries(data.looks).filter(([name]) => used.has(name)).map(([, look]) => h("span", {}, mark(look), look.word)));
+    data.looks.filter((_, code) => used.has(code)).map((look) => h("span", {}, mark(look), look.word)));
   fill(root(parentElement, CSS), [
     data.caption && h("div", { class: "caption muted" }, data.caption), h("div", { class: "rows" }, rows), legend]);
 }
