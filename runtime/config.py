@@ -70,7 +70,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Data, batch and optimizer. `steps` 0 means until stopped."""
+    """Data, batch and optimizer. `steps` 0 means until stopped.
+
+    fractional: whether the units that a reduced replica cannot share out evenly are split by sample
+    between its slots; "auto" where that is predicted to make steps shorter.
+    """
 
     text: str = ""
     seq_len: int = 64
@@ -85,6 +89,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     clip_norm: float = 1.0
     seed: int = 0
     sync: Literal["direct", "reshard"] = "direct"
+    fractional: Literal["auto", "on", "off"] = "off"
     bucket_mb: float = 4.0
     state_hash_every: int = 50
 
@@ -211,6 +216,23 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         _require(self.join_deadline_s > 0, "join_deadline_s", self.join_deadline_s, "more than 0")
 
 
+class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When checkpoints are written while a run trains, beside the one at its end.
+
+    every_steps: at multiples of so many steps. every_s: so many seconds after the last one began;
+    0 switches either off. keep: how many are kept; older ones go once a newer one is sealed.
+    """
+
+    every_steps: int = 0
+    every_s: float = 0.0
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        _require(self.every_steps >= 0, "every_steps", self.every_steps, "0 (off) or more")
+        _require(0 <= self.every_s < math.inf, "every_s", self.every_s, "0 (off) or more")
+        _require(self.keep >= 1, "keep", self.keep, "1 or more")
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole resolved configuration; stored with the run."""
 
@@ -223,6 +245,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     power: PowerConfig = PowerConfig()
     control: ControlConfig = ControlConfig()
     health: HealthConfig = HealthConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
 
     def __post_init__(self) -> None:
         _require(bool(self.name) and self.name.isprintable(), "name", self.name, "a printable name")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import logging
 import queue
-import shutil
 import socket
 import threading
 import time
@@ -39,7 +38,7 @@ from runtime.control.instructions import (
 from runtime.control.live_link import LiveLink
 from runtime.control.memory import recall, remember
 from runtime.control.outbox import Outbox
-from runtime.engine.checkpoint import CheckpointError, seal
+from runtime.engine.checkpoint import CheckpointError, prune, seal
 from runtime.plan.manifest import Start
 from storage.live.port import LiveStore
 from storage.records import Command, ProposalChanged, RunEnded
@@ -231,6 +230,7 @@ class Controller:
             if isinstance(instruction, Order):
                 if isinstance(instruction.message, m.EnterGeneration):
                     self._archive.save_plan(instruction.message.plan)
+                    self._remember(self._clock())
                 self._send(instruction)
             elif isinstance(instruction, Record):
                 entry = self._outbox.write(instruction.entry)
@@ -249,16 +249,14 @@ class Controller:
                 self._finished = instruction
 
     def _seal(self, instruction: Seal) -> None:
-        """Make a checkpoint of the parts, and let go of the run's earlier ones."""
+        """Make a checkpoint of the parts, and then let go of the run's older ones."""
         folder = Path(instruction.folder)
         try:
             seal(folder, instruction.manifest)
         except CheckpointError as error:
             _LOG.error("%s", error)
             return
-        for old in folder.parent.iterdir():
-            if old != folder:
-                shutil.rmtree(old, ignore_errors=True)
+        prune(folder, self._config.checkpoint.keep)
 
     def _publish_proposal(self, publish: Publish) -> None:
         proposal = publish.proposal

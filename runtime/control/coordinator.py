@@ -17,12 +17,12 @@ import msgspec
 from runtime.config import Config
 from runtime.control import messages as m
 from runtime.control.change import Change, Phase
+from runtime.control.checkpoints import Checkpoints
 from runtime.control.desk import Desk
 from runtime.control.examiner import Examiner
 from runtime.control.fence import Fence
 from runtime.control.fleet import Fleet, GpuView
 from runtime.control.instructions import Finish, Instruction, Order, Outgoing, Record
-from runtime.control.last_checkpoint import LastCheckpoint
 from runtime.control.memory import Memory
 from runtime.control.power_desk import PowerDesk
 from runtime.control.progress import Progress
@@ -43,7 +43,7 @@ class Coordinator:
         config: the run's configuration. run: run id.
         store: (host, port) of the TCPStore for rendezvous.
         now: seconds since the epoch, as in every later call.
-        checkpoints: folder for the checkpoint at the end; "" writes none.
+        checkpoints: folder of the run's checkpoints; "" writes none.
         start: the checkpoint to go on from.
     """
 
@@ -79,7 +79,7 @@ class Coordinator:
         self.last_words = ""
         self._fence = Fence()
         self._roll_call = RollCall()
-        self.last_checkpoint = LastCheckpoint(checkpoints)
+        self.checkpoints = Checkpoints(checkpoints, config.checkpoint, now)
         self._held: m.StepDone | None = None
         self._parked: set[str] = set()
         self._entered: set[str] = set()
@@ -108,8 +108,8 @@ class Coordinator:
             self._on_parked(message, now)
         elif isinstance(message, m.Entered):
             self._on_entered(message, now)
-        elif isinstance(message, m.Saved):
-            self.last_checkpoint.saved(self, message, now)
+        elif isinstance(message, m.Copied | m.Saved):
+            self.checkpoints.heard(self, message, now)
         elif isinstance(message, m.StepDone):
             self._on_step(message, now)
         elif isinstance(message, m.Pulse):
@@ -127,7 +127,7 @@ class Coordinator:
         if self.phase != "ended":
             if self.phase == "starting" and self._number == 0:
                 self._roll_call.start_when_ready(self, now)
-            self.last_checkpoint.tick(self, now)
+            self.checkpoints.tick(self, now)
             self._fence.look(self, now)
             self.examiner.tick(self, now)
             self.desk.tick(self, now)
@@ -233,6 +233,8 @@ class Coordinator:
             proposal=change.proposal,
         )
         self._led_here = self._change
+        last = self.progress.last
+        self.progress.formed = last is not None and last.generation == self._number
         self.event("controller_restarted", "warning", "the controller took the run over", now)
         if self.plan is None:
             return
@@ -266,7 +268,7 @@ class Coordinator:
             self.progress.failure(happened_at, now)
             self._leave(Change(cause=f"{gpu} failed", planned=False, began_at=happened_at), now)
         elif self.phase == "saving":
-            self.last_checkpoint.seal_when_complete(self, now)
+            self.checkpoints.last.seal_when_complete(self, now)
         else:
             self.desk.refresh(self, now)
 
@@ -332,7 +334,7 @@ class Coordinator:
             self.progress.leaving(left_at)
         # Ranks that left in the middle of a step may be one apart: the next generation mends that.
         if self._finish is not None and (not self._change.aborts or self._all_steps_done()):
-            self.last_checkpoint.begin(self, self._finish, now)
+            self.checkpoints.last.begin(self, self._finish, now)
         else:
             self.form_next(now)
 

@@ -55,7 +55,7 @@ class LastCheckpoint:
 
     def saved(self, coordinator: Coordinator, saved: m.Saved, now: float) -> None:
         """A rank has written its part, or says why not."""
-        if coordinator.phase != "saving":
+        if coordinator.phase != "saving" or saved.folder not in ("", self._folder):
             return
         if saved.part is None:
             self._give_up(coordinator, f"{saved.gpu}: {saved.error}", now)

@@ -85,12 +85,21 @@ class Parked(_Message, frozen=True, kw_only=True, tag="parked"):
     last: StepDone | None = None
 
 
+class Copied(_Message, frozen=True, kw_only=True, tag="copied"):
+    """This rank's state after `step` steps is copied, which held up its training for `seconds`."""
+
+    gpu: str
+    step: int
+    seconds: float
+
+
 class Saved(_Message, frozen=True, kw_only=True, tag="saved"):
-    """This rank's part of a checkpoint is on disk; `error` says why it is not."""
+    """This rank's part of the checkpoint in `folder` is on disk; `error` says why it is not."""
 
     gpu: str
     part: Part | None = None
     error: str = ""
+    folder: str = ""
 
 
 class WorkerFailed(_Message, frozen=True, kw_only=True, tag="worker_failed"):
@@ -188,10 +197,12 @@ class LeaveGeneration(_Message, frozen=True, kw_only=True, tag="leave_generation
 
 class Save(_Message, frozen=True, kw_only=True, tag="save"):
     """Members of `generation`: write your part of a checkpoint into `folder`, a folder that every
-    rank of the run sees."""
+    rank of the run sees. step: copy at the boundary after so many steps and train on; 0: now, you
+    have left."""
 
     generation: int
     folder: str
+    step: int = 0
 
 
 class Quit(_Message, frozen=True, kw_only=True, tag="quit"):
@@ -204,7 +215,7 @@ class DeviceSpeed(_Message, frozen=True, kw_only=True, tag="device_speed"):
     speed: float
 
 
-FromWorker = WorkerReady | Pulse | Entered | StepDone | Parked | Saved | WorkerFailed
+FromWorker = WorkerReady | Pulse | Entered | StepDone | Parked | Copied | Saved | WorkerFailed
 FromAgent = FromWorker | AgentHello | CapsSet | Observed | WorkerExited
 ToWorker = EnterGeneration | LeaveGeneration | DeviceSpeed | Save | Quit
 ToAgent = (

@@ -55,7 +55,9 @@ class RollCall:
         elif coordinator.phase == "entering":
             coordinator.order(m.EnterGeneration(plan=coordinator.plan), host)
         elif coordinator.phase == "saving":
-            coordinator.last_checkpoint.tell(coordinator, host)
+            coordinator.checkpoints.last.tell(coordinator, host)
+        elif coordinator.phase == "training":
+            coordinator.checkpoints.tell(coordinator, host)
 
     def ready(self, coordinator: Coordinator, ready: m.WorkerReady, now: float) -> None:
         """A worker's process is up."""

@@ -22,6 +22,7 @@ import torch
 from runtime.config import Config
 from runtime.control import messages as m
 from runtime.control.channel import Channel
+from runtime.engine.checkpoint import PartCopy, write_part
 from runtime.engine.engine import Engine
 from runtime.errors import CounterpoiseError, GenerationAborted
 from runtime.plan.generation import GenerationPlan
@@ -37,9 +38,11 @@ class _Park(msgspec.Struct, frozen=True):
 
 
 class _SaveTo(msgspec.Struct, frozen=True):
-    """Write this rank's part of a checkpoint."""
+    """Write a part of a checkpoint, copied at the boundary after `step` steps (0: now)."""
 
+    generation: int
     folder: str
+    step: int
 
 
 class Worker:
@@ -67,6 +70,7 @@ class Worker:
         self._aborted = 0
         self._leaving = 0
         self._last: m.StepDone | None = None
+        self._wanted: _SaveTo | None = None
         self._progress_at = time.perf_counter()
         self._engine = Engine(config, gpu, abort=self._abort)
 
@@ -82,7 +86,7 @@ class Worker:
             if item is None:
                 return
             if isinstance(item, _SaveTo):
-                self._save(Path(item.folder))
+                self._save(item)
                 continue
             if isinstance(item, _Park):
                 if parked >= item.generation:
@@ -151,14 +155,43 @@ class Worker:
         )
         if plan.members()[0] == self._gpu:
             self._send(self._last)
+        wanted = self._wanted
+        if wanted is not None and wanted.generation == plan.generation:
+            self._save_at(result.step + 1, wanted)
         return result.leave
 
-    def _save(self, folder: Path) -> None:
+    def _save_at(self, applied: int, wanted: _SaveTo) -> None:
+        """At the boundary after `applied` steps: copy if it is the one asked for."""
+        if wanted.step > applied:
+            return
+        self._wanted = None
+        if wanted.step == applied:
+            self._save(wanted)
+        else:
+            why = f"was told after step {wanted.step}"
+            self._send(m.Saved(gpu=self._gpu, error=why, folder=wanted.folder))
+
+    def _save(self, wanted: _SaveTo) -> None:
+        """Copy now, write in the background: training goes on meanwhile."""
+        started = time.perf_counter()
         try:
-            part = self._engine.save(folder)
-            self._send(m.Saved(gpu=self._gpu, part=part))
+            copy = self._engine.copy_part()
         except CounterpoiseError as error:
-            self._send(m.Saved(gpu=self._gpu, error=str(error)))
+            self._send(m.Saved(gpu=self._gpu, error=str(error), folder=wanted.folder))
+            return
+        if wanted.step:
+            seconds = time.perf_counter() - started
+            self._send(m.Copied(gpu=self._gpu, step=wanted.step, seconds=seconds))
+        threading.Thread(
+            target=self._write, args=(wanted.folder, copy), name="write part", daemon=True
+        ).start()
+
+    def _write(self, folder: str, copy: PartCopy) -> None:
+        try:
+            part = write_part(Path(folder), self._gpu, copy)
+            self._send(m.Saved(gpu=self._gpu, part=part, folder=folder))
+        except CounterpoiseError as error:
+            self._send(m.Saved(gpu=self._gpu, error=str(error), folder=folder))
 
     def _wants_to_leave(self) -> bool:
         steps = self._config.train.steps
@@ -218,8 +251,11 @@ class Worker:
             if message.abort:
                 self._inbox.put(_Park(message.generation))
         elif isinstance(message, m.Save):
-            if message.generation == self._generation:
-                self._inbox.put(_SaveTo(message.folder))
+            wanted = _SaveTo(message.generation, message.folder, message.step)
+            if message.step:
+                self._wanted = wanted
+            elif message.generation == self._generation:
+                self._inbox.put(wanted)
         elif isinstance(message, m.DeviceSpeed):
             with self._speed:
                 self._speed_value = max(message.speed, 1e-3)

@@ -3,14 +3,17 @@
 Every rank writes the units it is canonical for as one safetensors part; a manifest with checksums,
 written last and renamed into place, makes the parts a checkpoint. Data cursor, learning rate and
 all randomness are functions of the step, so the step is all the manifest has to say about them.
-Written when a run stops; writing while it trains comes with the asynchronous copy.
+Copying and writing are apart: while a run trains, only the copy holds it up.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -31,12 +34,16 @@ class CheckpointError(CounterpoiseError):
     """A checkpoint that cannot be written or trusted; names the file and the way out."""
 
 
-def write_part(folder: Path, name: str, state: State, units: Held) -> Part:
-    """Write the rows of `units` with their moments, tensors `(3, units, *row)`; returns its entry.
+@dataclass(frozen=True, slots=True)
+class PartCopy:
+    """A rank's part of a checkpoint in memory of its own: tensors `(3, units, *row)` by name."""
 
-    Raises:
-        CheckpointError: the file cannot be written.
-    """
+    tensors: dict[str, torch.Tensor]
+    units: Held
+
+
+def copy_part(state: State, units: Held) -> PartCopy:
+    """Copy the rows of `units` with their moments to the host's memory."""
     tensors: dict[str, torch.Tensor] = {}
     for number, parameter in enumerate(state.layout.parameters):
         held = state.layout.held[parameter.family]
@@ -46,17 +53,26 @@ def write_part(folder: Path, name: str, state: State, units: Held) -> Part:
             tensors[f"{parameter.name}.{parameter.layer}"] = torch.stack(
                 [state.rows(flat, number).index_select(0, picked) for flat in state.moving()]
             ).cpu()
+    return PartCopy(tensors, units)
+
+
+def write_part(folder: Path, name: str, copy: PartCopy) -> Part:
+    """Write a part to disk for good; returns its entry in the manifest.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
     path = folder / f"{name.replace('/', '_')}.safetensors"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, path)
+        save_file(copy.tensors, path)
         with path.open("rb+") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
         size = path.stat().st_size
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot write the checkpoint part {path}: {error}") from error
-    return Part(file=path.name, sha256=digest, num_bytes=size, units=units)
+    return Part(file=path.name, sha256=digest, num_bytes=size, units=copy.units)
 
 
 def seal(folder: Path, manifest: Manifest) -> None:
@@ -173,7 +189,26 @@ def _check_complete(folder: Path, manifest: Manifest) -> None:
             raise CheckpointError(f"the checkpoint in {folder} has not every {family} unit once")
 
 
+def checkpoints_by_age(homes: Sequence[Path]) -> list[Path]:
+    """The folders among `homes` that are sealed, the one whose manifest was written last first."""
+    found = []
+    for home in homes:
+        # A run that goes on lets go of old ones meanwhile.
+        with contextlib.suppress(OSError):
+            found.append(((home / MANIFEST).stat().st_mtime_ns, home))
+    return [home for _, home in sorted(found, reverse=True)]
+
+
 def newest_checkpoint(homes: Sequence[Path]) -> Path | None:
     """The checkpoint folder among `homes` whose manifest was written last."""
-    found = [(path.stat().st_mtime, path.parent) for home in homes for path in home.glob(MANIFEST)]
-    return max(found)[1] if found else None
+    return next(iter(checkpoints_by_age(homes)), None)
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Once the checkpoint in `folder` is sealed: leave it and the newest others, `keep` in all."""
+    kept = [home for home in checkpoints_by_age([*folder.parent.iterdir()]) if home != folder]
+    for old in folder.parent.iterdir():
+        if old != folder and old not in kept[: keep - 1]:
+            # Its seal goes first: half a folder is no checkpoint.
+            (old / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(old, ignore_errors=True)

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from runtime.config import Config
-from runtime.engine.checkpoint import load_units, read_manifest, write_part
+from runtime.engine.checkpoint import PartCopy, copy_part, load_units, read_manifest
 from runtime.engine.data import Text
 from runtime.engine.entry import (
     Seat,
@@ -39,7 +39,6 @@ from runtime.layout.sync import canonical_units
 from runtime.layout.units import held_units
 from runtime.layout.work import slot_work
 from runtime.plan.generation import GenerationPlan, Standing
-from runtime.plan.manifest import Part
 
 # An abandoned collective frees its thread after this many step deadlines; nothing waits for it.
 _TIMEOUT_DEADLINES = 6
@@ -241,17 +240,17 @@ class Engine:
         )
         return work * replica.num_samples * len(self._plan.replicas) / self._plan.global_batch
 
-    def save(self, folder: Path) -> Part:
-        """Write this rank's part of a checkpoint: the units it is canonical for.
+    def copy_part(self) -> PartCopy:
+        """Copy this rank's part of a checkpoint: the units it is canonical for.
 
         Raises:
-            PlanError: no generation was entered. CheckpointError: it cannot be written.
+            PlanError: no generation was entered.
         """
         if self._plan is None or self._state is None:
             raise PlanError("no generation entered; there is nothing to save")
         rank = self._plan.members().index(self._gpu)
         units = canonical_units(self._config.model, self._plan, rank)
-        return write_part(folder, self._gpu, self._state, units)
+        return copy_part(self._state, units)
 
     def close(self) -> None:
         """Let go of the groups; the state stays readable."""

@@ -7,26 +7,32 @@ from pathlib import Path
 import msgspec
 
 from runtime.config import Config, TrainConfig
-from runtime.engine.checkpoint import CheckpointError, newest_checkpoint, read_manifest
-from runtime.plan.manifest import Start
+from runtime.engine.checkpoint import CheckpointError, checkpoints_by_age, read_manifest
+from runtime.plan.manifest import Manifest, Start
 
 # Settings of TrainConfig that do not change what a step computes.
-_FREE = frozenset({"steps", "micro_batch", "bucket_mb", "state_hash_every", "sync"})
+_FREE = frozenset({"steps", "micro_batch", "bucket_mb", "state_hash_every", "sync", "fractional"})
 
 
 def find_start(config: Config, runs: Path) -> tuple[Start, str]:
     """Where to begin, and a word on it for the journal ("" when there is nothing to say).
 
-    runs: folder of all runs' folders. A checkpoint that is damaged or of another configuration is left
-    alone, and the word says which and why.
+    runs: folder of all runs' folders. A damaged checkpoint is passed over for the next older
+    one; one of another configuration is left alone. The word says which and why.
     """
-    folder = newest_checkpoint([*runs.glob("*/checkpoint/step-*")])
-    if folder is None:
-        return Start(), ""
-    try:
-        manifest = read_manifest(folder, verify=True)
-    except CheckpointError as error:
-        return Start(), f"began afresh: {error}"
+    damaged: list[str] = []
+    for folder in checkpoints_by_age([*runs.glob("*/checkpoint/step-*")]):
+        try:
+            manifest = read_manifest(folder, verify=True)
+        except CheckpointError as error:
+            damaged.append(str(error))
+            continue
+        start, word = _from_manifest(config, folder, manifest)
+        return start, "; ".join([word, *damaged])
+    return Start(), "; ".join(["began afresh", *damaged]) if damaged else ""
+
+
+def _from_manifest(config: Config, folder: Path, manifest: Manifest) -> tuple[Start, str]:
     differing = _differing(config, manifest.model, manifest.train)
     if differing:
         return Start(), (

@@ -48,6 +48,7 @@ class Ledger:
         self._totals: dict[Bucket, int] = dict.fromkeys(BUCKETS, 0)
         self._tokens = 0
         self._credit = 0
+        self._stalled = 0
         self._excess: Bucket = "degraded"
         self._ideal = 0
         self._pool: dict[Bucket, int] = {}
@@ -121,6 +122,9 @@ class Ledger:
             self._spend(self._phase, max(self._mark, end - step))
             self._phase = None
             self._credit = 0
+        if self._stalled:
+            self._spend("checkpointing", min(end, self._mark + self._stalled))
+            self._stalled = 0
         took = end - self._mark
         allowed = ideal + self._credit
         if healthy:
@@ -181,6 +185,13 @@ class Ledger:
         """The run ended at `at`; a step at hand is dropped, so its time is `recomputing`."""
         self._spend(self._phase or "recomputing", self._clamped(at))
         self._close_pool()
+
+    def stalled(self, seconds: float) -> None:
+        """The step at hand stands still for so long while its ranks copy their state.
+
+        Ranks copy at the same time, so the longest of several words on it counts.
+        """
+        self._stalled = max(self._stalled, round(seconds * _NS))
 
     def spend(self, bucket: Bucket, until: float) -> None:
         """Attribute the time since the last mark up to `until` to `bucket` (e.g. checkpointing)."""

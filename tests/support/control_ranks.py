@@ -23,6 +23,8 @@ from runtime.power.emulated import speed_at
 PULSE_S = 0.5
 ENTER_S = 0.05
 OVERHEAD_S = 0.005
+COPY_S = 0.002
+WRITE_S = 0.3
 
 
 class Surroundings(Protocol):
@@ -56,6 +58,7 @@ class SimWorker:
     phase: str = "idle"
     began_at: float = 0.0
     last: m.StepDone | None = None
+    wanted: m.Save | None = None
 
 
 class SimRanks:
@@ -109,7 +112,9 @@ class SimRanks:
         if isinstance(order, m.LeaveGeneration):
             self._leave(worker, order)
         elif isinstance(order, m.Save):
-            self._cluster.from_agent(worker.gpu, m.Saved(gpu=worker.gpu, part=self._part(worker)))
+            worker.wanted = order
+            if not order.step:
+                self._save(worker)
         elif isinstance(order, m.EnterGeneration) and worker.gpu in order.plan.members():
             self._enter(worker, order.plan)
 
@@ -279,6 +284,10 @@ class SimRanks:
         worker.applied, worker.synced = done.step + 1, False
         worker.norm = done.grad_norm
         worker.last = msgspec.structs.replace(done, gpu=worker.gpu)
+        if worker.wanted is not None and worker.wanted.step == worker.applied:
+            copied = m.Copied(gpu=worker.gpu, step=worker.applied, seconds=COPY_S)
+            self._cluster.from_agent(worker.gpu, copied)
+            self._cluster.later(WRITE_S, lambda: self._save(worker))
 
     def _commit(self, plan: GenerationPlan, step: int) -> None:
         members = self.together(plan)
@@ -297,6 +306,13 @@ class SimRanks:
                 self.park(worker, plan.generation)
         else:
             self.begin_step(plan)
+
+    def _save(self, worker: SimWorker) -> None:
+        if self.workers.get(worker.gpu) is worker and worker.wanted is not None:
+            self._cluster.from_agent(
+                worker.gpu,
+                m.Saved(gpu=worker.gpu, part=self._part(worker), folder=worker.wanted.folder),
+            )
 
     def _part(self, worker: SimWorker) -> Part:
         return Part(file=f"{worker.gpu}.pt", sha256="", num_bytes=1, units={})

@@ -1,0 +1,143 @@
+"""Checkpoints while a run trains: at which step, whose parts are on disk, when to seal. Pure.
+
+A checkpoint is ordered ahead for a step that no rank has come to yet, so all copy at the same
+boundary without a word between them. What fails costs that checkpoint, never the run: the journal
+says so, and the next one comes in its turn.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from runtime.config import CheckpointConfig
+from runtime.control import messages as m
+from runtime.control.instructions import Seal
+from runtime.control.last_checkpoint import LastCheckpoint
+from runtime.plan.manifest import Manifest, Part
+
+if TYPE_CHECKING:
+    from runtime.control.coordinator import Coordinator
+
+# An order must reach every rank before the step it is for.
+LEAD_S = 1.0
+WRITE_DEADLINE_S = 120.0
+
+
+@dataclass
+class _Pending:
+    """A checkpoint that is ordered. reached_at: when its step was committed."""
+
+    generation: int
+    step: int
+    folder: str
+    members: frozenset[str]
+    reached_at: float | None = None
+    parts: dict[str, Part] = field(default_factory=dict)
+
+
+class Checkpoints:
+    """Orders and seals a run's checkpoints; `last` is the one at its end.
+
+    Args:
+        folder: of the run's checkpoints; "" writes none.
+    """
+
+    def __init__(self, folder: str, config: CheckpointConfig, now: float) -> None:
+        self.last = LastCheckpoint(folder)
+        self._folder = folder
+        self._config = config
+        self._begun_at = now
+        self._pending: _Pending | None = None
+
+    def tick(self, coordinator: Coordinator, now: float) -> None:
+        """Look whether one is due, or one that was begun does not come to its end."""
+        self.last.tick(coordinator, now)
+        self._look_after(coordinator, now)
+        progress = coordinator.progress
+        if self._pending is None and coordinator.phase == "training" and progress.formed:
+            self._order_next(coordinator, now)
+
+    def tell(self, coordinator: Coordinator, host: str | None) -> None:
+        """Order the ranks of one host, or of all, to copy and write."""
+        pending = self._pending
+        if pending is not None and pending.generation == coordinator.number:
+            order = m.Save(generation=pending.generation, folder=pending.folder, step=pending.step)
+            coordinator.order(order, host)
+
+    def heard(self, coordinator: Coordinator, message: m.Copied | m.Saved, now: float) -> None:
+        """A rank has copied its part, or it is on disk, or cannot be written."""
+        pending = self._pending
+        if isinstance(message, m.Copied):
+            if pending is not None and message.step == pending.step:
+                coordinator.progress.ledger.stalled(message.seconds)
+        elif pending is None or message.folder != pending.folder:
+            self.last.saved(coordinator, message, now)
+        elif message.part is None:
+            self._give_up(coordinator, f"{message.gpu}: {message.error}", now)
+        else:
+            pending.parts[message.gpu] = message.part
+            self._seal_when_complete(coordinator, pending)
+
+    def _order_next(self, coordinator: Coordinator, now: float) -> None:
+        progress = coordinator.progress
+        if not self._folder or coordinator.plan is None or not progress.expected_step_s:
+            return
+        earliest = progress.committed + 2 + math.ceil(LEAD_S / progress.expected_step_s)
+        steps = []
+        if self._config.every_steps:
+            steps.append(-(-earliest // self._config.every_steps) * self._config.every_steps)
+        if self._config.every_s and now - self._begun_at >= self._config.every_s:
+            steps.append(earliest)
+        if not steps:
+            return
+        self._pending = _Pending(
+            generation=coordinator.number,
+            step=min(steps),
+            # Parts of two generations must never meet in one folder.
+            folder=f"{self._folder}/step-{min(steps):08d}-generation-{coordinator.number}",
+            members=frozenset(coordinator.plan.members()),
+        )
+        self._begun_at = now
+        self.tell(coordinator, None)
+
+    def _look_after(self, coordinator: Coordinator, now: float) -> None:
+        pending = self._pending
+        if pending is None:
+            return
+        if pending.reached_at is None and coordinator.progress.committed >= pending.step:
+            pending.reached_at = now
+        if pending.reached_at is None:
+            if pending.generation != coordinator.number:
+                self._pending = None  # Its step belongs to another generation now.
+        elif now - pending.reached_at > WRITE_DEADLINE_S:
+            self._give_up(coordinator, "not every rank wrote its part", now)
+        elif pending.generation != coordinator.number and any(
+            coordinator.fleet[gpu].status != "alive" for gpu in pending.members - set(pending.parts)
+        ):
+            self._give_up(coordinator, "a rank failed before its part was written", now)
+
+    def _seal_when_complete(self, coordinator: Coordinator, pending: _Pending) -> None:
+        if not pending.members <= set(pending.parts):
+            return
+        self._pending = None
+        coordinator.outgoing.put(
+            Seal(
+                folder=pending.folder,
+                manifest=Manifest(
+                    run=coordinator.run,
+                    applied_step=pending.step,
+                    model=coordinator.config.model,
+                    train=coordinator.config.train,
+                    parts=tuple(part for _, part in sorted(pending.parts.items())),
+                ),
+            )
+        )
+
+    def _give_up(self, coordinator: Coordinator, why: str, now: float) -> None:
+        assert self._pending is not None
+        step, self._pending = self._pending.step, None
+        coordinator.event(
+            "checkpoint_failed", "warning", f"no checkpoint at step {step}: {why}", now
+        )

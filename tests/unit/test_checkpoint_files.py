@@ -1,0 +1,119 @@
+"""Checkpoints on disk: a crash at any moment, damage, and how many are kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.config import Config, ModelConfig
+from runtime.engine import checkpoint
+from runtime.engine.checkpoint import PartCopy, checkpoints_by_age, copy_part, prune, seal
+from runtime.engine.resume import find_start
+from runtime.engine.state import State, StateLayout
+from runtime.layout.takeover import home_holders
+from runtime.layout.units import held_units
+from runtime.plan.manifest import Manifest
+
+MODEL = ModelConfig(num_layers=1, hidden=16, num_query_heads=8, num_kv_heads=2, head_dim=4)
+CONFIG = Config(model=MODEL)
+
+
+class Crash(BaseException):
+    """The process is gone at this point."""
+
+
+class Countdown:
+    """Lets so many calls through, then crashes at every one."""
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+
+    def crashing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.left -= 1
+            if self.left < 0:
+                raise Crash
+            return original(*args, **kwargs)
+
+        return call
+
+
+@pytest.fixture
+def copy() -> PartCopy:
+    held = held_units(MODEL, home_holders(MODEL, 1), 0)
+    state = State(
+        StateLayout(MODEL, held), applied_step=0, device=torch.device("cpu"), dtype=torch.float32
+    )
+    state.initialise(MODEL, 0)
+    return copy_part(state, held)
+
+
+def write(runs: Path, step: int, copy: PartCopy, keep: int = 2) -> Path:
+    folder = runs / "r1" / "checkpoint" / f"step-{step:08d}-generation-1"
+    part = checkpoint.write_part(folder, "rack-0/0", copy)
+    manifest = Manifest(run="r1", applied_step=step, model=MODEL, train=CONFIG.train, parts=(part,))
+    seal(folder, manifest)
+    prune(folder, keep)
+    return folder
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_crash_at_any_moment_leaves_a_checkpoint(
+    tmp_path: Path, copy: PartCopy, monkeypatch: pytest.MonkeyPatch, keep: int
+) -> None:
+    """Every call that reaches the disk is a moment; the last round has none left to crash at."""
+    places = [
+        (os, "fsync"), (os, "open"), (os, "rename"), (os, "unlink"), (os, "rmdir"),
+        (Path, "mkdir"), (Path, "open"), (Path, "replace"), (Path, "unlink"), (Path, "stat"),
+        (Path, "iterdir"), (checkpoint, "save_file"), (checkpoint.shutil, "rmtree"),
+    ]  # fmt: skip
+    for moment in range(200):
+        runs = tmp_path / str(moment)
+        write(runs, 10, copy, keep)
+        countdown = Countdown(moment)
+        with monkeypatch.context() as patch:
+            for owner, name in places:
+                patch.setattr(owner, name, countdown.crashing(getattr(owner, name)))
+            try:
+                write(runs, 20, copy, keep)
+                crashed = False
+            except Crash:
+                crashed = True
+        start, _ = find_start(CONFIG, runs)
+        assert start.step in ((10, 20) if crashed else (20,)), f"crash at moment {moment}"
+        # What a crash left does not stand in the way of the next one.
+        write(runs, 30, copy, keep)
+        assert find_start(CONFIG, runs)[0].step == 30
+        if not crashed:
+            break
+    else:
+        pytest.fail("it never came to its end")
+    assert moment > 10
+
+
+def test_a_damaged_one_is_passed_over_for_the_next_older_and_said_so(
+    tmp_path: Path, copy: PartCopy
+) -> None:
+    write(tmp_path, 10, copy, 3)
+    middle, newest = write(tmp_path, 20, copy, 3), write(tmp_path, 30, copy, 3)
+    part = next(newest.glob("*.safetensors"))
+    data = bytearray(part.read_bytes())
+    data[-1] ^= 1
+    part.write_bytes(data)
+    (middle / checkpoint.MANIFEST).write_text("{")
+    start, word = find_start(CONFIG, tmp_path)
+    assert start.step == 10
+    assert "continues run r1 at step 10" in word
+    assert "checksum differs" in word
+    assert "damaged" in word
+
+
+def test_only_the_newest_are_kept(tmp_path: Path, copy: PartCopy) -> None:
+    folders = [write(tmp_path, step, copy, 2) for step in (10, 20, 30)]
+    assert checkpoints_by_age(folders) == folders[:0:-1]
+    assert sorted(folders[0].parent.iterdir()) == folders[1:]
