@@ -20,8 +20,9 @@ from runtime.engine.sync import GradientSync
 from runtime.engine.watch import Watch
 from runtime.engine.wiring import plan_direct, plan_reshard
 from runtime.errors import DigestMismatch, PlanError
+from runtime.layout.shares import shares_by_slot
 from runtime.layout.sync import canonical_units, member_replicas
-from runtime.layout.units import Held, held_units
+from runtime.layout.units import STORED_FAMILIES, Held, held_units
 from runtime.plan.generation import GenerationPlan, ReplicaPlan
 
 
@@ -130,7 +131,12 @@ def prepare_stepper(
     sync = groups.bind_sync(train, state)
     slot_model = None
     if seat.replica.mode == "training":
-        slot_model = SlotModel(model, state, groups.replica, train.seq_len)
+        slot = seat.replica.live[seat.rank - seat.first_rank]
+        shares = {
+            family: shares_by_slot(seat.replica.holders, family, (slot,))[slot]
+            for family in STORED_FAMILIES
+        }
+        slot_model = SlotModel(model, state, groups.replica, train.seq_len, shares)
         slot_model.on_gradient(sync.ready)
     return Stepper(
         train=train,

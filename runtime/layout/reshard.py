@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -18,7 +19,7 @@ from runtime.config import ModelConfig
 from runtime.errors import PlanError
 from runtime.layout.move import Flow
 from runtime.layout.sync import SyncGroup, member_replicas, rank_tables
-from runtime.layout.units import FAMILIES, Held, parameters, unit_elements
+from runtime.layout.units import FAMILIES, Held, first_turn, parameters, unit_elements
 from runtime.plan.generation import GenerationPlan, ReplicaPlan
 
 Positions = dict[str, npt.NDArray[np.int32]]
@@ -118,9 +119,11 @@ def flow_bytes(model: ModelConfig, flows: Iterable[Flow], element_bytes: int = 4
 
 
 def _positions(model: ModelConfig, base: int, pattern: ReplicaPlan) -> Positions:
-    """Position of every unit: its holder in the smallest replica, the lowest of several."""
+    """Position of every unit: its holder in the smallest replica; of a unit shared by sample the
+    one of the first turn, of a key/value head the lowest."""
     found: Positions = {}
-    for family, table in rank_tables(model, [(base, pattern)]).items():
+    first = msgspec.structs.replace(pattern, holders=first_turn(pattern.holders))
+    for family, table in rank_tables(model, [(base, first)]).items():
         if table.min(initial=0) < 0:
             unit = int(np.flatnonzero(table.min(0) < 0)[0])
             raise PlanError(f"replica {pattern.replica} trains without {family} unit {unit}")

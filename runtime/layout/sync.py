@@ -22,6 +22,7 @@ from runtime.layout.units import (
     Held,
     held_by_slot,
     parameters,
+    rota,
 )
 from runtime.plan.generation import GenerationPlan, ReplicaPlan
 
@@ -79,21 +80,23 @@ def rank_tables(
         replicas: with the world rank of their first live slot, as `member_replicas` has them.
     """
     tables = {
-        family: np.stack([_rank_row(base, replica, family) for base, replica in replicas])
+        family: np.stack([row for entry in replicas for row in _rank_rows(entry, family)])
         for family in STORED_FAMILIES
     }
     # A key/value head sits wherever one of its query heads does, so its column is theirs, stacked.
-    heads = tables["attention"].reshape(len(replicas), model.num_kv_heads, -1)
+    heads = tables["attention"].reshape(len(tables["attention"]), model.num_kv_heads, -1)
     tables["kv"] = heads.transpose(0, 2, 1).reshape(-1, model.num_kv_heads)
     return tables
 
 
-def _rank_row(base: int, replica: ReplicaPlan, family: str) -> npt.NDArray[np.int32]:
-    slots = np.asarray(replica.holders[family], dtype=np.int32)
+def _rank_rows(entry: tuple[int, ReplicaPlan], family: str) -> tuple[npt.NDArray[np.int32], ...]:
+    base, replica = entry
     # The spare last entry answers for NO_HOLDER (-1).
     rank_of_slot = np.full(len(replica.gpus) + 1, -1, dtype=np.int32)
     rank_of_slot[list(replica.live)] = base + np.arange(len(replica.live), dtype=np.int32)
-    return rank_of_slot[slots]
+    return tuple(
+        rank_of_slot[np.asarray(turn, dtype=np.int32)] for turn in rota(replica.holders, family)
+    )
 
 
 def _group_columns(table: npt.NDArray[np.int32]) -> dict[tuple[int, ...], list[int]]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from runtime.config import ModelConfig
 from runtime.errors import PlanError
-from runtime.layout.units import STORED_FAMILIES, num_units, unit_elements
+from runtime.layout.units import STORED_FAMILIES, num_units, rota, unit_elements
 from runtime.plan.generation import Holders
 
 
@@ -49,7 +49,8 @@ def takeover(model: ModelConfig, home: Holders, holders: Holders, live: Sequence
 
     Args:
         home: the replica's home layout.
-        holders: the current layout; may have holes and may name dead slots.
+        holders: the current layout; may have holes, may name dead slots and share units, which
+            the result does not (`runtime.layout.fractional` shares the remainder out).
         live: the slots that shall hold everything, in any order.
 
     Raises:
@@ -61,8 +62,8 @@ def takeover(model: ModelConfig, home: Holders, holders: Holders, live: Sequence
     alive = frozenset(slots)
     kept = {
         family: [
-            at_home if at_home in alive else now if now in alive else None
-            for at_home, now in zip(home[family], holders[family], strict=True)
+            next((slot for slot in (at_home, *now) if slot in alive), None)
+            for at_home, *now in zip(home[family], *rota(holders, family), strict=True)
         ]
         for family in STORED_FAMILIES
     }

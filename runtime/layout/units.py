@@ -8,11 +8,12 @@ they follow from the holders of the query heads and from the live slots, and no 
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.config import ModelConfig
-from runtime.plan.generation import NO_HOLDER, Holders
+from runtime.plan.generation import NO_HOLDER, Holders, turn_key
 
 STORED_FAMILIES = ("attention", "mlp", "vocab")
 FAMILIES = ("attention", "kv", "mlp", "vocab", "replicated")
@@ -91,6 +92,19 @@ def kv_head(model: ModelConfig, query_head: int) -> int:
     return query_head // (model.num_query_heads // model.num_kv_heads)
 
 
+def rota(holders: Holders, family: str) -> tuple[tuple[int, ...], ...]:
+    """The turns of a stored family, each the slot of every unit; one turn where none is shared."""
+    turns = [holders[family]]
+    while (more := holders.get(turn_key(family, len(turns)))) is not None:
+        turns.append(more)
+    return tuple(turns)
+
+
+def first_turn(holders: Holders) -> Holders:
+    """The layout with one slot per unit: where shared units are summed and counted."""
+    return {family: holders[family] for family in STORED_FAMILIES}
+
+
 def held_by_slot(model: ModelConfig, holders: Holders, slots: Sequence[int]) -> dict[int, Held]:
     """Units of every family on each of `slots`, derived families included.
 
@@ -100,9 +114,17 @@ def held_by_slot(model: ModelConfig, holders: Holders, slots: Sequence[int]) -> 
         slot: {family: [] for family in FAMILIES} for slot in slots
     }
     for family in STORED_FAMILIES:
-        for unit, slot in enumerate(holders[family]):
+        first, *others = rota(holders, family)
+        for unit, slot in enumerate(first):
             if slot != NO_HOLDER and slot in rows:
                 rows[slot][family].append(unit)
+        for slot, unit in {
+            (slot, unit)
+            for turn in others
+            for unit, (slot, whole) in enumerate(zip(turn, first, strict=True))
+            if slot != whole and slot in rows
+        }:
+            insort(rows[slot][family], unit)
     held: dict[int, Held] = {}
     for slot, units in rows.items():
         units["kv"] = sorted({kv_head(model, head) for head in units["attention"]})
@@ -117,9 +139,20 @@ def held_units(model: ModelConfig, holders: Holders, slot: int) -> Held:
 
 
 def without(holders: Holders, dead: Sequence[int]) -> Holders:
-    """The same layout with holes where `dead` slots were: survivors keep exactly what they hold."""
+    """The same layout with holes where `dead` slots were: survivors keep exactly what they hold.
+
+    A shared unit has a hole only if all its slots are dead; else another one stands in.
+    """
     gone = frozenset(dead)
-    return {
-        family: tuple(NO_HOLDER if slot in gone else slot for slot in slots)
-        for family, slots in holders.items()
-    }
+    left: Holders = {}
+    for family in STORED_FAMILIES:
+        turns = rota(holders, family)
+        heir = [
+            next((s for s in slots if s not in gone), NO_HOLDER)
+            for slots in zip(*turns, strict=True)
+        ]
+        for number, turn in enumerate(turns):
+            left[turn_key(family, number)] = tuple(
+                heir[unit] if slot in gone else slot for unit, slot in enumerate(turn)
+            )
+    return left

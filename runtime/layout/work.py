@@ -9,8 +9,16 @@ from __future__ import annotations
 from functools import lru_cache
 
 from runtime.config import ModelConfig
+from runtime.layout.shares import shares_by_slot
 from runtime.layout.takeover import home_holders
-from runtime.layout.units import held_by_slot, unit_elements
+from runtime.layout.units import (
+    FAMILIES,
+    STORED_FAMILIES,
+    held_by_slot,
+    kv_head,
+    rota,
+    unit_elements,
+)
 from runtime.plan.generation import Holders
 
 
@@ -32,18 +40,33 @@ def unit_flops(model: ModelConfig, seq_len: int, family: str) -> int:
 
 def slot_flops(
     model: ModelConfig, seq_len: int, holders: Holders, num_slots: int
-) -> tuple[int, ...]:
-    """Forward FLOPs per sample on every slot `0..num_slots-1`; 0 for slots that hold nothing."""
-    held = held_by_slot(model, holders, range(num_slots))
-    cost = {family: unit_flops(model, seq_len, family) for family in held[0]}
-    return tuple(
-        sum(len(units) * cost[family] for family, units in held[slot].items())
-        for slot in range(num_slots)
-    )
+) -> tuple[float, ...]:
+    """Forward FLOPs per sample on every slot `0..num_slots-1`; 0 for slots that hold nothing.
+
+    A unit that slots share by sample counts for each with its share of the turns, and so does the
+    key/value head that every part of a slot's query heads computes for itself.
+    """
+    slots = range(num_slots)
+    cost = {family: unit_flops(model, seq_len, family) for family in FAMILIES}
+    if all(len(rota(holders, family)) == 1 for family in STORED_FAMILIES):
+        held = held_by_slot(model, holders, slots)
+        return tuple(
+            sum(len(units) * cost[family] for family, units in held[slot].items()) for slot in slots
+        )
+    total = [0.0] * num_slots
+    for family in STORED_FAMILIES:
+        for slot, share in shares_by_slot(holders, family, slots).items():
+            parts = [(1.0, share.whole)]
+            parts += [(len(turns) / share.num_turns, units) for turns, units in share.shared]
+            for weight, units in parts:
+                total[slot] += weight * len(units) * cost[family]
+                if family == "attention":
+                    total[slot] += weight * cost["kv"] * len({kv_head(model, u) for u in units})
+    return tuple(total)
 
 
 @lru_cache(maxsize=64)
-def _healthy_flops(model: ModelConfig, seq_len: int, num_slots: int) -> int:
+def _healthy_flops(model: ModelConfig, seq_len: int, num_slots: int) -> float:
     return max(slot_flops(model, seq_len, home_holders(model, num_slots), num_slots))
 
 

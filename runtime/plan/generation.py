@@ -15,7 +15,15 @@ NO_HOLDER = -1
 
 # Family name -> for every unit, the slot that holds it (`NO_HOLDER`: a standby replica's hole).
 # Key/value heads and replicated parameters are derived (runtime.layout), never stored.
+# A family whose units are shared by sample has turns: sample i of its replica is worked on as entry
+# `turn_key(family, i mod turns)` says, and a unit is held by its slots of all turns. Every entry is
+# a whole map, equal for units that are not shared.
 Holders = dict[str, tuple[int, ...]]
+
+
+def turn_key(family: str, turn: int) -> str:
+    """Key of `Holders` under which a turn of a family is kept; turn 0 is the family itself."""
+    return f"{family}@{turn}" if turn else family
 
 
 class ReplicaPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
-from runtime.config import Config, ModelConfig, RackConfig
-from runtime.layout.takeover import home_holders, takeover
+from runtime.config import Config, ModelConfig, RackConfig, TrainConfig
+from runtime.layout.fractional import layout_for
+from runtime.layout.takeover import home_holders
 from runtime.layout.work import work_by_slot
 from runtime.power.emulated import sustained_w
 from runtime.power.governor import RackPower
@@ -25,33 +27,43 @@ def failures_to_spare(
     limits = PowerLimits(
         min_w=emulated.min_cap_w, normal_w=emulated.normal_cap_w, max_w=sustained_w(emulated)
     )
-    return _count(
-        config.model, config.train.seq_len, rack.gpus, live, limits, rack.power_budget_w,
-        dead_slot_w, config.power.curve,
-    )  # fmt: skip
+    layouts = _Layouts(config.model, config.train, len(config.cluster.racks), rack.gpus)
+    return _count(layouts, live, limits, rack.power_budget_w, dead_slot_w, config.power.curve)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layouts:
+    """What decides who holds what in a rack of `num_slots`."""
+
+    model: ModelConfig
+    train: TrainConfig
+    num_replicas: int
+    num_slots: int
+
+    def work(self, live: tuple[int, ...]) -> tuple[float, ...]:
+        """Work of every slot once the replica trains on `live`."""
+        home = home_holders(self.model, self.num_slots)
+        holders = layout_for(self.model, self.train, self.num_replicas, home, home, live)
+        return work_by_slot(self.model, self.train.seq_len, holders, self.num_slots)
 
 
 @lru_cache(maxsize=256)
 def _count(
-    model: ModelConfig,
-    seq_len: int,
-    num_slots: int,
+    layouts: _Layouts,
     live: tuple[int, ...],
     limits: PowerLimits,
     budget_w: float,
     dead_slot_w: float,
     curve: tuple[tuple[float, float], ...],
 ) -> int:
-    home = home_holders(model, num_slots)
-
     def lose(more: int) -> RackPower | None:
         left = live[: len(live) - more]
         if not left:
             return None
-        work = work_by_slot(model, seq_len, takeover(model, home, home, left), num_slots)
+        work = layouts.work(left)
         alive = frozenset(left)
         return RackPower(
-            loads=tuple(work[slot] if slot in alive else 0.0 for slot in range(num_slots)),
+            loads=tuple(work[slot] if slot in alive else 0.0 for slot in range(layouts.num_slots)),
             live=left,
             limits=limits,
             budget_w=budget_w,

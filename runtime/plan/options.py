@@ -12,7 +12,6 @@ from typing import NamedTuple
 import msgspec
 
 from runtime.errors import PlanError
-from runtime.layout.takeover import takeover
 from runtime.plan.cost import ReplicaLoad
 from runtime.plan.situation import ReplicaSituation, Situation
 from runtime.plan.wording import risk, share_of, title
@@ -337,7 +336,7 @@ def _reshaped(
     situation: Situation, subject: ReplicaSituation, slots: tuple[int, ...]
 ) -> ReplicaLoad:
     """`subject` training on `slots` without boost."""
-    holders = takeover(situation.config.model, subject.home, subject.holders, slots)
+    holders = situation.layout(subject, slots)
     alive = frozenset(slots)
     load = msgspec.structs.replace(situation.load(subject), holders=holders, live=slots)
     cap_w = floor_w(_rack_power(situation, subject, load))

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import msgspec
 
 from runtime.errors import PlanError
-from runtime.layout.takeover import takeover
 from runtime.layout.units import without
 from runtime.plan.options import build
 from runtime.plan.situation import ReplicaSituation, ReplicaTarget, Situation
@@ -87,12 +86,11 @@ def leave_out(situation: Situation) -> tuple[ReplicaTarget, ...]:
     trains = [replica.trains for replica in situation.replicas]
     if not any(trains):
         trains = [bool(replica.live) for replica in situation.replicas]
-    model = situation.config.model
     loads = []
     for replica, on in zip(situation.replicas, trains, strict=True):
         load = situation.load(replica)
         if on and not replica.trains:
-            holders = takeover(model, replica.home, replica.holders, replica.live)
+            holders = situation.layout(replica, replica.live)
             load = msgspec.structs.replace(load, holders=holders)
         loads.append(load)
     shared = situation.model.shared_out(loads, trains)
@@ -160,7 +158,7 @@ def _target(
         raise PlanError(f"slots {gone} of replica {replica.replica} are dead")
     live = shape or replica.live
     if shape:
-        holders = takeover(situation.config.model, replica.home, replica.holders, shape)
+        holders = situation.layout(replica, shape)
     else:
         gone = [slot for slot in range(replica.num_slots) if slot not in live]
         holders = without(replica.holders, gone)

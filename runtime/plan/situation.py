@@ -5,10 +5,13 @@ A `Situation` is the run as it stands; a `ReplicaTarget` is what one replica sha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from runtime.config import Config, RackConfig
 from runtime.errors import PlanError
+from runtime.layout.fractional import layout_for
 from runtime.plan.cost import Calibration, CostModel, ReplicaLoad
 from runtime.plan.generation import NO_HOLDER, Holders
 from storage.records import ReplicaMode
@@ -122,6 +125,12 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
             if rack.name == replica.rack:
                 return rack
         raise PlanError(f"replica {replica.replica} is in rack {replica.rack!r}, not in the config")
+
+    def layout(self, replica: ReplicaSituation, slots: Sequence[int]) -> Holders:
+        """What `replica` holds where once it trains on `slots`."""
+        config, home = self.config, replica.home
+        num_replicas = len(config.cluster.racks)
+        return layout_for(config.model, config.train, num_replicas, home, replica.holders, slots)
 
     def load(self, replica: ReplicaSituation) -> ReplicaLoad:
         """`replica` as it stands, for the cost model; without samples yet."""

@@ -43,19 +43,24 @@ ONE_GPU = ClusterConfig(racks=(RackConfig(name="r", gpus=1),))
 
 
 def small_config(
-    model: ModelConfig, batch: int = 7, sync: Literal["direct", "reshard"] = "direct"
+    model: ModelConfig,
+    batch: int = 7,
+    sync: Literal["direct", "reshard"] = "direct",
+    fractional: Literal["auto", "on", "off"] = "off",
 ) -> Config:
+    """fractional: micro-batches are then large enough to be split between slots."""
     return Config(
         model=model,
         cluster=ONE_GPU,
         train=TrainConfig(
             seq_len=16,
             global_batch=batch,
-            micro_batch=2,
+            micro_batch=2 if fractional == "off" else 4,
             warmup_steps=3,
             bucket_mb=0.01,
             state_hash_every=2,
             sync=sync,
+            fractional=fractional,
         ),
     )
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from runtime.config import ModelConfig
+from runtime.layout.fractional import SHAREABLE, share_out
 from runtime.layout.takeover import home_holders, takeover
-from runtime.layout.units import without
+from runtime.layout.units import num_units, without
 from runtime.plan.generation import GenerationPlan, Holders, ReplicaPlan, Source
 
 # (live slots before, live slots after, mode) of one replica.
@@ -42,18 +43,33 @@ def replica_plan(
     )
 
 
+def shared_layout(
+    model: ModelConfig, home: Holders, now: Holders, live: Sequence[int], turns: int
+) -> Holders:
+    """The takeover layout with what does not divide evenly split in `turns`; 1: not split."""
+    whole = takeover(model, home, now, live)
+    uneven = [family for family in SHAREABLE if turns > 1 and num_units(model, family) % len(live)]
+    return share_out(model, home, whole, sorted(live), dict.fromkeys(uneven, turns))
+
+
 def mixed_plan(
-    model: ModelConfig, slots: Sequence[int], live: Sequence[Sequence[int]], standby: int = -1
+    model: ModelConfig,
+    slots: Sequence[int],
+    live: Sequence[Sequence[int]],
+    standby: int = -1,
+    turns: int = 1,
 ) -> GenerationPlan:
-    """Every replica on its takeover layout; replica number `standby` keeps holes instead."""
+    """Every replica on its takeover layout, uneven remainders split in `turns`; replica number
+    `standby` keeps holes instead."""
     replicas = []
     for number, (count, alive) in enumerate(zip(slots, live, strict=True)):
         home = home_holders(model, count)
         if number == standby:
             dead = [slot for slot in range(count) if slot not in alive]
-            holders, mode = without(home, dead), "standby"
+            before = shared_layout(model, home, home, range(count), turns)
+            holders, mode = without(before, dead), "standby"
         else:
-            holders, mode = takeover(model, home, home, alive), "training"
+            holders, mode = shared_layout(model, home, home, alive, turns), "training"
         replicas.append(replica_plan(number, count, alive, holders, mode))
     return plan_of(replicas)
 
@@ -77,9 +93,10 @@ def models(draw: st.DrawFn) -> ModelConfig:
 
 @st.composite
 def mixes(draw: st.DrawFn) -> tuple[ModelConfig, GenerationPlan]:
-    """A model and 1 to 4 replicas of 1 to 8 slots, any of them dead, perhaps one on standby."""
+    """A model and 1 to 4 replicas of 1 to 8 slots, any of them dead, perhaps one on standby, with
+    or without shared units."""
     model = draw(models())
     slots = draw(st.lists(st.integers(1, 8), min_size=1, max_size=4))
     live = [sorted(draw(st.frozensets(st.integers(0, count - 1), min_size=1))) for count in slots]
     standby = draw(st.integers(-1, len(slots) - 1)) if len(slots) > 1 else -1
-    return model, mixed_plan(model, slots, live, standby)
+    return model, mixed_plan(model, slots, live, standby, draw(st.sampled_from([1, 1, 2, 3, 5])))

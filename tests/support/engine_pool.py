@@ -16,7 +16,8 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from runtime.config import Config
-from runtime.layout.takeover import home_holders, takeover
+from runtime.layout.fractional import layout_for
+from runtime.layout.takeover import home_holders
 from runtime.plan.generation import GenerationPlan, Holders, ReplicaPlan, RollForward, Source
 from tests.support import engine_rank
 
@@ -143,7 +144,7 @@ class Cluster:
             home, now = self.homes[number], self.layouts()[number]
             holders = part.holders
             if holders is None:
-                holders = takeover(self.config.model, home, now, part.live) if part.live else home
+                holders = self._layout(home, now, part.live) if part.live else home
             replicas.append(
                 ReplicaPlan(
                     replica=number,
@@ -176,6 +177,10 @@ class Cluster:
                 for gpu, (n, holders) in (sources or {}).items()
             ),
         )
+
+    def _layout(self, home: Holders, now: Holders, live: tuple[int, ...]) -> Holders:
+        config = self.config
+        return layout_for(config.model, config.train, len(self.homes), home, now, live)
 
     def enter(self, plan: GenerationPlan) -> dict[str, Any]:
         reports = self.call(dict.fromkeys(plan.members(), ("enter", plan)))
