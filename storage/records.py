@@ -359,13 +359,20 @@ JournalEntry = (
 # ── commands: requests from people, in ────────────────────────────────────────────────────────
 
 
-class Decide(_Record, frozen=True, kw_only=True, tag="decide"):
-    """Approve (with an option) or reject a proposal. `id` is minted when the dialog opens."""
+class _Asked(_Record, frozen=True, kw_only=True):
+    """Base of all commands. role, signature: of whoever took it from the person (identity.py)."""
 
     id: str
     at: float
     who: str
     via: str
+    role: str = ""
+    signature: str = ""
+
+
+class Decide(_Asked, frozen=True, kw_only=True, tag="decide"):
+    """Approve (with an option) or reject a proposal. `id` is minted when the dialog opens."""
+
     proposal: str
     generation: int
     revision: int
@@ -374,58 +381,38 @@ class Decide(_Record, frozen=True, kw_only=True, tag="decide"):
     reason: str = ""
 
 
-class Trigger(_Record, frozen=True, kw_only=True, tag="trigger"):
+class Trigger(_Asked, frozen=True, kw_only=True, tag="trigger"):
     """Ask for a proposal by hand; it then goes the usual way to approval."""
 
-    id: str
-    at: float
-    who: str
-    via: str
     replica: int
     kind: ActionKind
     reason: str = ""
 
 
-class Fault(_Record, frozen=True, kw_only=True, tag="fault"):
+class Fault(_Asked, frozen=True, kw_only=True, tag="fault"):
     """Inject a fault (emulated runs only) or report a repair. factor: slowness, 1.0 is none."""
 
-    id: str
-    at: float
-    who: str
-    via: str
     gpu: str
     kind: Literal["kill", "hang", "slow", "repair"]
     factor: float = 1.0
 
 
-class SetBudget(_Record, frozen=True, kw_only=True, tag="set_budget"):
+class SetBudget(_Asked, frozen=True, kw_only=True, tag="set_budget"):
     """Set a rack's power budget, in watts; 0 goes back to the configured one."""
 
-    id: str
-    at: float
-    who: str
-    via: str
     rack: str
     budget_w: float
     reason: str = ""
 
 
-class Stop(_Record, frozen=True, kw_only=True, tag="stop"):
-    id: str
-    at: float
-    who: str
-    via: str
+class Stop(_Asked, frozen=True, kw_only=True, tag="stop"):
     reason: str = ""
 
 
-class Report(_Record, frozen=True, kw_only=True, tag="report"):
+class Report(_Asked, frozen=True, kw_only=True, tag="report"):
     """What an operator or another system knows of a GPU; "healthy" takes back what is held against
     it."""
 
-    id: str
-    at: float
-    who: str
-    via: str
     gpu: str
     state: Literal["healthy", "suspect", "degraded", "draining", "failed"]
     reason: str
