@@ -32,6 +32,7 @@ STEP_S = 1.0
 
 # What peers pay for a failure, from `bench peers` and the measurement log: torchft's heartbeat
 # time limits; a torchrun restart with torch imported anew, one checkpoint every 10 steps.
+# Their planned changes were not measured: assumed, in their favour.
 PEER_COSTS = {
     "torchft": ChangeCosts(detect_s=5.0, forced_s=0.05, planned_s=0.5),
     "torchft_tuned": ChangeCosts(detect_s=1.0, forced_s=0.05, planned_s=0.5),
