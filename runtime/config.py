@@ -90,7 +90,6 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     seed: int = 0
     sync: Literal["direct", "reshard"] = "direct"
     fractional: Literal["auto", "on", "off"] = "off"
-    fractional: Literal["auto", "on", "off"] = "off"
     bucket_mb: float = 4.0
     state_hash_every: int = 50
 
