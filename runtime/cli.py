@@ -29,6 +29,7 @@ COMMANDS = {
     "power": ("runtime.commands.power", "power"),
     "stop": ("runtime.commands.act", "stop"),
     "health": ("runtime.commands.health", "health"),
+    "checkpoint": ("runtime.commands.checkpoint", "checkpoint"),
     "bench": ("runtime.commands.bench", "bench"),
     "controller": ("runtime.commands.roles", "controller"),
     "agent": ("runtime.commands.roles", "agent"),

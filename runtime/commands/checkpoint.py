@@ -1,0 +1,101 @@
+"""Commands on checkpoints: list them, verify one, export one for other tools."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from runtime.commands.common import ago, json_option, print_json, print_table
+from runtime.engine.checkpoint import (
+    MANIFEST,
+    CheckpointError,
+    checkpoints_by_age,
+    read_full,
+    read_manifest,
+)
+from runtime.engine.hugging_face import export_llama
+from runtime.errors import UserError
+from storage.settings import Settings
+
+folder_argument = click.argument(
+    "folder", type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
+
+
+@click.group()
+def checkpoint() -> None:
+    """Look at, verify and export checkpoints."""
+
+
+@checkpoint.command("list")
+@json_option
+def list_checkpoints(as_json: bool) -> None:
+    """Every sealed checkpoint of this home, the newest first."""
+    rows: list[dict[str, object]] = []
+    runs = Settings.from_env().home / "runs"
+    for folder in checkpoints_by_age([*runs.glob("*/checkpoint/step-*")]):
+        row: dict[str, object] = {"folder": str(folder), "run": folder.parent.parent.name}
+        try:
+            manifest = read_manifest(folder)
+            row |= {
+                "step": manifest.applied_step,
+                "num_bytes": sum(part.num_bytes for part in manifest.parts),
+                "at": (folder / MANIFEST).stat().st_mtime,
+                "error": "",
+            }
+        except CheckpointError as error:
+            row |= {"step": None, "num_bytes": 0, "at": 0.0, "error": str(error)}
+        rows.append(row)
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        click.echo("no checkpoint yet; a run writes one at its end, or see [checkpoint] every_s")
+    else:
+        print_table(
+            ["run", ">step", ">MB", "written", "folder"],
+            [
+                [
+                    str(row["run"]),
+                    "damaged" if row["error"] else str(row["step"]),
+                    f"{float(str(row['num_bytes'])) / 1e6:.1f}",
+                    ago(float(str(row["at"])), time.time()) if row["at"] else "",
+                    str(row["folder"]),
+                ]
+                for row in rows
+            ],
+        )
+
+
+@checkpoint.command()
+@folder_argument
+@json_option
+def verify(folder: Path, as_json: bool) -> None:
+    """Read every part in FOLDER and compare its checksum; exit code 1 if it cannot be trusted."""
+    try:
+        manifest = read_manifest(folder, verify=True)
+        step, why = manifest.applied_step, ""
+    except CheckpointError as error:
+        step, why = 0, str(error)
+    if as_json:
+        print_json({"ok": not why, "step": step, "error": why})
+    else:
+        click.echo(why or f"whole: step {step}, {len(manifest.parts)} parts", err=bool(why))
+    if why:
+        sys.exit(1)
+
+
+@checkpoint.command()
+@folder_argument
+@click.argument("target", type=click.Path(path_type=Path))
+def export(folder: Path, target: Path) -> None:
+    """Write the weights in FOLDER to TARGET as Hugging Face's Llama (safetensors, config.json)."""
+    try:
+        manifest = read_manifest(folder)
+        step, full = read_full(folder, manifest.model)
+        export_llama(target, manifest.model, full, manifest.train.seq_len)
+    except CheckpointError as error:
+        raise UserError(str(error)) from error
+    click.echo(f"step {step} written to {target}")
