@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from runtime.bench import cluster, dashboard, goodput, health, parity, recovery, startup, sync
+from runtime.bench import (
+    cluster,
+    dashboard,
+    goodput,
+    health,
+    parity,
+    recovery,
+    startup,
+    sync,
+    units,
+)
 from runtime.bench.benchmark import Benchmark
 from runtime.bench.peers import comparison as peers
 
@@ -15,6 +25,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         health.BENCHMARK,
         dashboard.BENCHMARK,
         sync.BENCHMARK,
+        units.BENCHMARK,
         peers.BENCHMARK,
         goodput.BENCHMARK,
         cluster.BENCHMARK,

@@ -34,6 +34,8 @@ def bench(name: str | None, list_names: bool, full: bool, as_json: bool) -> None
     dashboard 20 viewers of a run of 1,152 GPUs: tick time, core, memory, page switch
     sync      direct against reshard gradient sync: bytes inside a healthy rack,
               exposed time, and a mixed shape against a uniform one
+    units     heads of the busiest slot over the even share, whole and shared by
+              sample
     health    kernel log lines a second, and the core that watching 72 GPUs takes
     peers     steady state and recovery beside a bare loop, DTensor with DDP, torchft
               and a torchrun restart (extra `peers`; --full: wider, and hung ranks)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from runtime.bench import units
 from runtime.bench.benchmark import Benchmark, Target
 from runtime.bench.drill import lost_steps
 from runtime.bench.leftover import processes_of
@@ -124,7 +125,7 @@ def run_command(*arguments: str) -> Any:
 
 
 def test_names_come_one_a_line() -> None:
-    names = ["parity", "recovery", "startup", "health", "dashboard", "sync"]
+    names = ["parity", "recovery", "startup", "health", "dashboard", "sync", "units"]
     names += ["peers", "goodput", "cluster"]
     assert run_command("--list").stdout.split() == names
 
@@ -158,3 +159,13 @@ def test_figure_that_is_absent_reaches_no_target() -> None:
     assert not target.is_reached({})
     assert not target.is_reached({"a_s": math.nan})
     assert target.is_reached({"a_s": 1.0})
+
+
+def test_units_are_within_two_percent_of_even() -> None:
+    figures = units.measure(lambda _: None)
+    assert all(target.is_reached(figures) for target in units.BENCHMARK.targets(figures))
+    assert figures["max_over_even_whole"] == {
+        "64/7": pytest.approx(10 * 7 / 64),
+        "128/30": pytest.approx(5 * 30 / 128),
+    }
+    assert figures["max_over_even_fractional"].keys() == {"64/7", "128/30"}
