@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from storage.identity import Role, sign
 from storage.live.port import LiveStore, LiveStoreDown
 from storage.records import (
     ActionKind,
@@ -39,10 +40,11 @@ REFUSALS: dict[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Author:
-    """Who acts and by which way; recorded with every command."""
+    """Who acts, by which way and in which role; recorded with every command."""
 
     who: str
     via: str = "browser"
+    role: Role = "admin"
 
 
 def local_author() -> Author:
@@ -59,12 +61,17 @@ def mint() -> str:
 
 
 class Commands:
-    """Sends commands of one author."""
+    """Sends commands of one author, signed with the app's key (None: unsigned, for tests)."""
 
     def __init__(
-        self, store: LiveStore, author: Author, clock: Callable[[], float] = time.time
+        self,
+        store: LiveStore,
+        author: Author,
+        clock: Callable[[], float] = time.time,
+        key: bytes | None = None,
     ) -> None:
         self._store = store
+        self._key = key
         self._author = author
         self._clock = clock
 
@@ -134,6 +141,8 @@ class Commands:
 
     def _send(self, run: str, command: Command) -> CommandResult:
         try:
+            if self._key is not None:
+                command = sign(command, run, self._author.role, self._key)
             return self._store.submit(run, command, self._clock())
         except (LiveStoreDown, RecordError) as error:
             return CommandResult(

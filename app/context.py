@@ -15,6 +15,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 from app.commands import Author, Commands, local_author
 from app.lookback import Lookback
 from app.queries import LiveReader, LiveSnapshot
+from storage.identity import writer_key
 from storage.live.port import LiveStore
 from storage.live.redis_store import RedisStore
 from storage.records import RunState
@@ -49,8 +50,13 @@ def author() -> Author:
     return local_author()
 
 
+@st.cache_resource(max_entries=1)
+def _key() -> bytes:
+    return writer_key(settings().home, "app")
+
+
 def commands() -> Commands:
-    return Commands(_store(), author())
+    return Commands(_store(), author(), key=_key())
 
 
 def tick_s() -> float:

@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from runtime.errors import UserError
+from storage.identity import sign, writer_key
 from storage.live.port import LiveStore, LiveStoreDown
 from storage.live.redis_store import RedisStore
 from storage.records import Command, CommandResult, RunState
@@ -67,7 +68,11 @@ def who() -> str:
 
 
 def send(store: LiveStore, run: str, command: Command, wait_s: float) -> CommandResult:
-    """Submit a command and wait for the controller's answer, up to `wait_s`."""
+    """Sign and submit a command and wait for the controller's answer, up to `wait_s`.
+
+    Whoever has the key of the command line acts as admin: it lies in a file of its owner only.
+    """
+    command = sign(command, run, "admin", writer_key(Settings.from_env().home, "cli"))
     result = store.submit(run, command, time.time())
     if not result.ok:
         return result

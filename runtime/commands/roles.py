@@ -19,6 +19,7 @@ from runtime.config import Config, load_config
 from runtime.control.lineage import end_with_parent
 from runtime.errors import UserError
 from runtime.plan.manifest import Start
+from storage.identity import WRITERS, refusal, writer_key
 from storage.settings import Settings
 
 config_option = click.option(
@@ -55,6 +56,10 @@ def controller(config_path: Path | None, run_id: str, port: int | None, fresh: b
         store=RedisStore.for_service(settings.redis_url),
         key=control_key(),
         begin=(start, why),
+    )
+    keys = {writer: writer_key(settings.home, writer) for writer in WRITERS}
+    serving.coordinator.desk.require_identity(
+        lambda command, now: refusal(command, run_id, keys, now)
     )
     _on_signals(lambda: serving.ask_stop("stopped by its operator"))
     end_with_parent()

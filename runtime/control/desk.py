@@ -7,7 +7,7 @@ The planner says what an option would bring; the coordinator carries it out. Pur
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,6 +29,7 @@ from runtime.plan.situation import Situation
 from storage.records import (
     Command,
     CommandResult,
+    Decide,
     DecisionMade,
     EventHappened,
     Option,
@@ -59,6 +60,7 @@ class Desk:
         self._evidence: dict[int, list[tuple[float, str]]] = {}
         self._opened = 0
         self._answered: dict[str, CommandResult] = {}
+        self._refusal: Callable[[Command, float], str] = lambda command, now: ""
         self.followup = Followup(config)
 
     # what the coordinator asks ---------------------------------------------------------------
@@ -225,7 +227,10 @@ class Desk:
     def command(self, coordinator: Coordinator, command: Command, now: float) -> None:
         """Carry a command out; one with an id that was answered before gets that answer again."""
         result = self._answered.get(command.id)
-        if result is None:
+        if result is None and (why := self._refusal(command, now)):
+            # Not kept: who forges a command must not answer for the id of a genuine one.
+            result = self._refuse(command, why, coordinator.number, now)
+        elif result is None:
             result = answer_command(self, coordinator, command, now, self._outgoing)
             self._answered[command.id] = result
             for old in list(self._answered)[:-KEPT_ANSWERS]:
@@ -233,6 +238,24 @@ class Desk:
         else:
             result = msgspec.structs.replace(result, code="duplicate")
         self._outgoing.put(Answer(result=result))
+
+    def require_identity(self, refusal: Callable[[Command, float], str]) -> None:
+        """From now on carry out only commands for which `refusal(command, now)` is ""."""
+        self._refusal = refusal
+
+    def _refuse(self, command: Command, why: str, generation: int, now: float) -> CommandResult:
+        what = type(command).__name__.lower()
+        self._event(
+            "command_refused",
+            f"{what} {command.id[:64]!r} in the name of {command.who[:64]!r}: {why}",
+            generation,
+            now,
+        )
+        proposal = self.get(command.proposal) if isinstance(command, Decide) else None
+        if isinstance(command, Decide) and proposal is not None:
+            # The live store may have taken the answer: write above it what really stands.
+            self.bump(proposal, max(proposal.revision, command.revision + 1))
+        return CommandResult(id=command.id, at=now, ok=False, code="not_allowed", message=why)
 
     # proposals -------------------------------------------------------------------------------
 
