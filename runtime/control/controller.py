@@ -255,6 +255,8 @@ class Controller:
             seal(folder, instruction.manifest)
         except CheckpointError as error:
             _LOG.error("%s", error)
+            self.coordinator.event("checkpoint_failed", "critical", str(error), self._clock())
+            self._carry_out(self.coordinator.outgoing.take())
             return
         prune(folder, self._config.checkpoint.keep)
 

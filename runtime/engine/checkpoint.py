@@ -209,6 +209,7 @@ def prune(folder: Path, keep: int) -> None:
     kept = [home for home in checkpoints_by_age([*folder.parent.iterdir()]) if home != folder]
     for old in folder.parent.iterdir():
         if old != folder and old not in kept[: keep - 1]:
-            # Its seal goes first: half a folder is no checkpoint.
-            (old / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(old, ignore_errors=True)
+            # Its seal goes first: half a folder is no checkpoint. What cannot go may stay.
+            with contextlib.suppress(OSError):
+                (old / MANIFEST).unlink(missing_ok=True)
+                shutil.rmtree(old)

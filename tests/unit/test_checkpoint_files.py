@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
+from runtime.cli import cli
 from runtime.config import Config, ModelConfig
 from runtime.engine import checkpoint
 from runtime.engine.checkpoint import PartCopy, checkpoints_by_age, copy_part, prune, seal
@@ -111,6 +114,23 @@ def test_a_damaged_one_is_passed_over_for_the_next_older_and_said_so(
     assert "continues run r1 at step 10" in word
     assert "checksum differs" in word
     assert "damaged" in word
+
+
+def test_the_commands_tell_a_damaged_one(
+    tmp_path: Path, copy: PartCopy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COUNTERPOISE_HOME", str(tmp_path))
+    runner = CliRunner()
+    assert "no checkpoint yet" in runner.invoke(cli, ["checkpoint", "list"]).output
+    folder = write(tmp_path / "runs", 10, copy)
+    (listed,) = json.loads(runner.invoke(cli, ["checkpoint", "list", "--json"]).output)
+    assert (listed["run"], listed["step"], listed["folder"]) == ("r1", 10, str(folder))
+    next(folder.glob("*.safetensors")).unlink()
+    result = runner.invoke(cli, ["checkpoint", "verify", str(folder)])
+    assert result.exit_code == 1
+    assert "is missing" in result.output
+    (folder / checkpoint.MANIFEST).write_text("{")
+    assert "damaged" in runner.invoke(cli, ["checkpoint", "list"]).output
 
 
 def test_only_the_newest_are_kept(tmp_path: Path, copy: PartCopy) -> None:
