@@ -35,6 +35,7 @@ COMMANDS = {
     "agent": ("runtime.commands.roles", "agent"),
     "recorder": ("runtime.commands.roles", "recorder"),
     "app": ("runtime.commands.roles", "app"),
+    "redis-acl": ("runtime.commands.redis_acl", "redis_acl"),
 }
 
 
