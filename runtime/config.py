@@ -72,6 +72,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Data, batch and optimizer. `steps` 0 means until stopped.
 
+    decay_tokens: after so many tokens of training the learning rate has come down from `lr` to
+        `min_lr` along a cosine; 0 keeps it at `lr`.
     fractional: whether the units that a reduced replica cannot share out evenly are split by sample
     between its slots; "auto" where that is predicted to make steps shorter.
     """
@@ -83,6 +85,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     steps: int = 0
     lr: float = 3e-3
     warmup_steps: int = 20
+    decay_tokens: int = 0
+    min_lr: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1
@@ -96,10 +100,11 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         for key in ("seq_len", "global_batch", "micro_batch"):
             _require(getattr(self, key) >= 1, key, getattr(self, key), "1 or more")
-        for key in ("steps", "warmup_steps", "seed", "state_hash_every"):
+        for key in ("steps", "warmup_steps", "decay_tokens", "seed", "state_hash_every"):
             _require(getattr(self, key) >= 0, key, getattr(self, key), "0 or more")
         for key in ("lr", "clip_norm", "bucket_mb", "eps"):
             _require(0 < getattr(self, key) < math.inf, key, getattr(self, key), "more than 0")
+        _require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"0 to lr ({self.lr})")
         _require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "0 or more")
         _require(
             all(0 <= beta < 1 for beta in self.betas),

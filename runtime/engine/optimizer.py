@@ -1,4 +1,4 @@
-"""AdamW on the flat state: decay on matrices, none on norms, warmup, one clip factor for all."""
+"""AdamW on the flat state: decay on matrices, none on norms, one learning rate and clip factor."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ _NORM_FLOOR = 1e-6
 
 
 def learning_rate(train: TrainConfig, step: int) -> float:
-    """Learning rate of `step` (counted from 0): linear warmup, then constant."""
-    return train.lr * min(1.0, (step + 1) / max(1, train.warmup_steps))
+    """Learning rate of `step` (counted from 0): linear warmup, then constant or a cosine.
+
+    The cosine goes by tokens trained on before `step`, from the warmup's end to `decay_tokens`.
+    """
+    if step < train.warmup_steps or not train.decay_tokens:
+        return train.lr * min(1.0, (step + 1) / max(1, train.warmup_steps))
+    step_tokens = train.global_batch * train.seq_len
+    began = train.warmup_steps * step_tokens
+    done = (step * step_tokens - began) / max(1, train.decay_tokens - began)
+    share = 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+    return train.min_lr + (train.lr - train.min_lr) * share
 
 
 def clip_factor(train: TrainConfig, grad_norm: float) -> float:

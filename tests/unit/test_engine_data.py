@@ -57,3 +57,16 @@ def test_warmup_and_clipping() -> None:
     assert learning_rate(TrainConfig(lr=1.0, warmup_steps=0), 0) == 1.0
     assert clip_factor(train, 1.0) == 1.0
     assert clip_factor(train, 8.0) == pytest.approx(0.25)
+
+
+def test_the_learning_rate_comes_down_along_a_cosine_of_tokens() -> None:
+    train = TrainConfig(
+        lr=1.0, warmup_steps=2, global_batch=4, seq_len=8, decay_tokens=32 * 10, min_lr=0.2
+    )
+    rates = [learning_rate(train, step) for step in (0, 1, 2, 6, 10, 99)]
+    assert rates == pytest.approx([0.5, 1.0, 1.0, 0.6, 0.2, 0.2])
+    # The same tokens in batches half as large: the same rate.
+    halved = TrainConfig(
+        lr=1.0, warmup_steps=4, global_batch=2, seq_len=8, decay_tokens=32 * 10, min_lr=0.2
+    )
+    assert learning_rate(halved, 12) == pytest.approx(0.6)
