@@ -44,7 +44,6 @@ class _Replay:
         self.tokens = 0
         self.open_steps: list[StepCommitted] = []
         self.healthy = False
-        self.formed = 0
 
 
 class Progress:
@@ -129,7 +128,6 @@ class Progress:
             replay.healthy = all(
                 r.mode == "training" and len(r.live) == len(r.gpus) for r in entry.replicas
             )
-            replay.formed = entry.generation
         elif isinstance(entry, StepCommitted):
             self.committed = entry.step + 1
             self._replica_step_s = entry.replica_step_s
@@ -164,7 +162,6 @@ class Progress:
                     step_s=step.step_s,
                     healthy=replay.healthy,
                 )
-        self.formed = self.last is not None and self.last.generation == replay.formed
         self.last_commit_at = now
 
     def failure(self, happened_at: float, now: float) -> None:
