@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import queue
 import signal
@@ -27,8 +28,13 @@ class Rank:
         self._connection = connection
         self._abort = threading.Event()
         self._engine: Engine | None = None
+        self._closed: list[Engine] = []
         self._traps: dict[str, str] = {}
         self._lock = threading.Lock()
+
+    @property
+    def abort_event(self) -> threading.Event:
+        return self._abort
 
     @property
     def engine(self) -> Engine:
@@ -38,6 +44,8 @@ class Rank:
     def new(self, config: Config, gpu: str, dtype: str) -> None:
         if self._engine is not None:
             self._engine.close()
+            # Its abandoned groups may still be in an operation; destroying them would wait for it.
+            self._closed.append(self._engine)
         self._traps = {}
         self._abort.clear()
         self._engine = Engine(
@@ -137,4 +145,6 @@ def main(connection: Connection) -> None:
     # A store client looks up its peer's name on connecting; a lost reply must not cost 5 s.
     os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
     torch.set_num_threads(1)
+    # A rank that hangs can be asked where.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     Rank(connection).serve()
