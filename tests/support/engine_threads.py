@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import SimpleNamespace
@@ -153,6 +153,17 @@ class ThreadBuilder:
         """Nothing to free."""
 
 
+class ThreadRank(Rank):
+    """A rank without a pipe."""
+
+    def __init__(self) -> None:
+        super().__init__(None)  # type: ignore[arg-type]
+        self.on_trap: Callable[[], None] = lambda: None
+
+    def _send(self, verdict: str, value: Any) -> None:
+        self.on_trap()
+
+
 class ThreadPool:
     """What `Cluster` asks of a pool: ranks, here without processes."""
 
@@ -161,7 +172,7 @@ class ThreadPool:
         self.runs = 0
 
     def take(self, count: int) -> list[Any]:
-        return [Rank(None) for _ in range(count)]  # type: ignore[arg-type]
+        return [ThreadRank() for _ in range(count)]
 
     def discard(self, ranks: Sequence[Any]) -> None:
         """Threads end with their command."""
@@ -172,7 +183,15 @@ class ThreadCluster(Cluster):
 
     ranks: dict[str, Any]
 
-    def __init__(self, config: Config, slots: Sequence[int], *, dtype: str = "float64") -> None:
+    def __init__(
+        self,
+        config: Config,
+        slots: Sequence[int],
+        *,
+        dtype: str = "float64",
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        self._deadline_s = deadline_s
         self._switchboard = Switchboard()
         # One thread a rank, as all of a generation must be in its collectives at the same time.
         self._executor = ThreadPoolExecutor(sum(slots))
@@ -182,26 +201,28 @@ class ThreadCluster(Cluster):
         self._executor.shutdown()
 
     def call(self, commands: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-        futures = {gpu: self._executor.submit(self._run_one, gpu, c) for gpu, c in commands.items()}
-        alarm = threading.Timer(DEADLINE_S, self._abort_all)
-        alarm.start()
-        try:
-            failed: list[tuple[str, BaseException]] = []
-            answers: dict[str, Any] = {}
-            for gpu, future in futures.items():
-                error = future.exception()
-                if error is None:
-                    answers[gpu] = future.result()
-                else:
-                    failed.append((gpu, error))
-        finally:
-            alarm.cancel()
+        futures = self._run_all(commands)
+        failed = [(gpu, f.exception()) for gpu, f in futures.items() if f.exception() is not None]
         if failed:
             # An error of its own says more than the abort that others saw because of it.
             failed.sort(key=lambda pair: isinstance(pair[1], GenerationAborted))
             gpu, error = failed[0]
             raise RankFailed(gpu, type(error).__name__, str(error)) from error
-        return answers
+        return {gpu: future.result() for gpu, future in futures.items()}
+
+    def errors(self, commands: Mapping[str, tuple[Any, ...]]) -> dict[str, BaseException]:
+        """Run commands of which some may fail; what failed, by GPU."""
+        done = self._run_all(commands)
+        return {gpu: e for gpu, future in done.items() if (e := future.exception()) is not None}
+
+    def _run_all(self, commands: Mapping[str, tuple[Any, ...]]) -> dict[str, Future[Any]]:
+        """Run commands side by side until all have ended, by the deadline at the latest."""
+        futures = {gpu: self._executor.submit(self._run_one, gpu, c) for gpu, c in commands.items()}
+        alarm = threading.Timer(self._deadline_s, self._abort_all)
+        alarm.start()
+        wait(futures.values())
+        alarm.cancel()
+        return futures
 
     def _abort_all(self) -> None:
         for rank in self.ranks.values():
