@@ -1,8 +1,8 @@
 """Recovery: seconds from a SIGKILL, and from an approval, to the next committed step.
 
-16 workers twice, with a healthy step of 1 s: as four racks of 4, where the survivors of a loss carry
-the whole batch in 1.33 s, and as the demo's two racks of 8, where one replica alone needs 2 s for
-it, so that no recovery could commit sooner. Kills and approvals fall at different moments of a
+16 workers twice, with a healthy step of 1 s: as four racks of 4, where the survivors of a loss
+carry the whole batch in 1.5 s, and as the demo's two racks of 8, where one replica alone needs 2 s
+for it, so that no recovery could commit sooner. Kills and approvals fall at different moments of a
 step, since what is left of it counts. Each repeat ends with the GPU repaired.
 """
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says about itself: which part holds which units, and for which run and step. Pure."""
+"""What a checkpoint says of itself: which part holds which units, for which run and step. Pure."""
 
 from __future__ import annotations
 

@@ -232,6 +232,8 @@ def test_no_sequence_of_events_breaks_a_promise(
             temps[slot] = value
         elif kind in ("refuse", "obey"):
             rack.devices[slot].refuses = kind == "refuse"
+            if kind == "obey":
+                rack.ledger.retry()  # Nobody knows that a device obeys again until it is asked.
         else:
             dt_s = value
             rack.ledger.retry()
