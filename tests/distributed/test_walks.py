@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -22,6 +23,8 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+# By hand (COUNTERPOISE_TEST_WALKS=1): on a busy machine its threads have stood still for minutes.
+@pytest.mark.skipif("COUNTERPOISE_TEST_WALKS" not in os.environ, reason="by hand: minutes long")
 @given(walks())
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_walks_of_ranks_that_are_threads(walk: Walk) -> None:
