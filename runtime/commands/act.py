@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import uuid
-from typing import get_args
+from typing import Literal, get_args
 
 import click
 
 from runtime.commands.common import (
-    find_run,
+    ask,
     json_option,
-    open_live,
-    print_json,
+    open_active_run,
     run_option,
-    send,
+    wait_option,
     who,
 )
 from runtime.errors import UserError
 from storage.live.port import LiveStore
 from storage.records import (
     ActionKind,
-    Command,
-    CommandResult,
     Decide,
     Fault,
     Proposal,
@@ -31,12 +27,6 @@ from storage.records import (
     Stop,
     Trigger,
 )
-from storage.settings import Settings
-
-wait_option = click.option(
-    "--wait", "wait_s", default=30.0, show_default=True, metavar="SECONDS",
-    help="How long to wait for the runtime's answer.",
-)  # fmt: skip
 
 
 @click.command()
@@ -59,7 +49,7 @@ def approve(
     as_json: bool,
 ) -> None:
     """Approve a proposal; it is applied at the next step boundary."""
-    store, state = _open(run_id)
+    store, state = open_active_run(run_id)
     proposal = _proposal(store, state, proposal_id)
     chosen = proposal.recommended if option is None else option
     if not 0 <= chosen < len(proposal.options):
@@ -72,24 +62,7 @@ def approve(
             abort=True,
             err=True,
         )
-    _finish(
-        store,
-        state,
-        Decide(
-            id=uuid.uuid4().hex,
-            at=time.time(),
-            who=who(),
-            via="cli",
-            proposal=proposal.id,
-            generation=proposal.generation,
-            revision=proposal.revision,
-            verdict="approved",
-            option=chosen,
-            reason=reason,
-        ),
-        wait_s,
-        as_json,
-    )
+    ask(store, state, _decide(proposal, "approved", reason, chosen), wait_s, as_json=as_json)
 
 
 @click.command()
@@ -100,25 +73,9 @@ def approve(
 @json_option
 def reject(proposal_id: str, reason: str, run_id: str, wait_s: float, as_json: bool) -> None:
     """Reject a proposal; the run stays as it is."""
-    store, state = _open(run_id)
+    store, state = open_active_run(run_id)
     proposal = _proposal(store, state, proposal_id)
-    _finish(
-        store,
-        state,
-        Decide(
-            id=uuid.uuid4().hex,
-            at=time.time(),
-            who=who(),
-            via="cli",
-            proposal=proposal.id,
-            generation=proposal.generation,
-            revision=proposal.revision,
-            verdict="rejected",
-            reason=reason,
-        ),
-        wait_s,
-        as_json,
-    )
+    ask(store, state, _decide(proposal, "rejected", reason), wait_s, as_json=as_json)
 
 
 @click.command()
@@ -132,8 +89,8 @@ def trigger(
     kind: ActionKind, replica: int, reason: str, run_id: str, wait_s: float, as_json: bool
 ) -> None:
     """Ask for a reconfiguration of REPLICA by hand: it becomes a proposal with its prediction."""
-    store, state = _open(run_id)
-    _finish(
+    store, state = open_active_run(run_id)
+    ask(
         store,
         state,
         Trigger(
@@ -146,7 +103,7 @@ def trigger(
             reason=reason,
         ),
         wait_s,
-        as_json,
+        as_json=as_json,
     )
 
 
@@ -163,8 +120,8 @@ def fault(kind: str, gpu: str, factor: float, run_id: str, wait_s: float, as_jso
     kill: its worker gets SIGKILL. hang: SIGSTOP. slow: the emulated device runs slower; repair
     brings it back to speed, or brings a dead GPU back.
     """
-    store, state = _open(run_id)
-    _finish(
+    store, state = open_active_run(run_id)
+    ask(
         store,
         state,
         Fault(
@@ -177,7 +134,7 @@ def fault(kind: str, gpu: str, factor: float, run_id: str, wait_s: float, as_jso
             factor=factor if kind == "slow" else 1.0,
         ),
         wait_s,
-        as_json,
+        as_json=as_json,
     )
 
 
@@ -188,17 +145,9 @@ def fault(kind: str, gpu: str, factor: float, run_id: str, wait_s: float, as_jso
 @json_option
 def stop(reason: str, run_id: str, wait_s: float, as_json: bool) -> None:
     """End a run cleanly at the next step boundary."""
-    store, state = _open(run_id)
+    store, state = open_active_run(run_id)
     command = Stop(id=uuid.uuid4().hex, at=time.time(), who=who(), via="cli", reason=reason)
-    _finish(store, state, command, wait_s, as_json)
-
-
-def _open(run_id: str) -> tuple[LiveStore, RunState]:
-    store = open_live(Settings.from_env())
-    state = find_run(store, run_id)
-    if state.status in ("stopped", "failed"):
-        raise UserError(f"run {state.run} is over ({state.status}: {state.status_reason})")
-    return store, state
+    ask(store, state, command, wait_s, as_json=as_json)
 
 
 def _proposal(store: LiveStore, state: RunState, proposal_id: str) -> Proposal:
@@ -212,13 +161,21 @@ def _proposal(store: LiveStore, state: RunState, proposal_id: str) -> Proposal:
     return proposal
 
 
-def _finish(
-    store: LiveStore, state: RunState, command: Command, wait_s: float, as_json: bool
-) -> None:
-    result: CommandResult = send(store, state.run, command, wait_s)
-    if as_json:
-        print_json(result)
-    else:
-        click.echo(f"{result.code}: {result.message}", err=not result.ok)
-    if not result.ok:
-        sys.exit(1)
+def _decide(
+    proposal: Proposal,
+    verdict: Literal["approved", "rejected"],
+    reason: str,
+    option: int | None = None,
+) -> Decide:
+    return Decide(
+        id=uuid.uuid4().hex,
+        at=time.time(),
+        who=who(),
+        via="cli",
+        proposal=proposal.id,
+        generation=proposal.generation,
+        revision=proposal.revision,
+        verdict=verdict,
+        option=option,
+        reason=reason,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,10 @@ from storage.live.redis_store import RedisStore
 from storage.records import Command, CommandResult, RunState
 from storage.settings import Settings
 
+wait_option = click.option(
+    "--wait", "wait_s", default=30.0, show_default=True, metavar="SECONDS",
+    help="How long to wait for the runtime's answer.",
+)  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 run_option = click.option(
     "--run", "run_id", default="", metavar="RUN", help="Which run; default: the newest."
@@ -59,6 +64,19 @@ def find_run(store: LiveStore, run_id: str) -> RunState:
     return (active or runs)[0]
 
 
+def open_active_run(run_id: str) -> tuple[LiveStore, RunState]:
+    """The live store and the named (or newest) run, which must still be on.
+
+    Raises:
+        UserError: the store does not answer, there is no such run, or it is over.
+    """
+    store = open_live(Settings.from_env())
+    state = find_run(store, run_id)
+    if state.status in ("stopped", "failed"):
+        raise UserError(f"run {state.run} is over ({state.status}: {state.status_reason})")
+    return store, state
+
+
 def who() -> str:
     """The person at this shell, by operating system account."""
     try:
@@ -85,6 +103,19 @@ def send(store: LiveStore, run: str, command: Command, wait_s: float) -> Command
     return msgspec.structs.replace(
         result, message="queued; the controller has not answered yet (see `counterpoise status`)"
     )
+
+
+def ask(
+    store: LiveStore, state: RunState, command: Command, wait_s: float, *, as_json: bool
+) -> None:
+    """Send a command, print the answer; exits with 1 when it was refused."""
+    result = send(store, state.run, command, wait_s)
+    if as_json:
+        print_json(result)
+    else:
+        click.echo(f"{result.code}: {result.message}", err=not result.ok)
+    if not result.ok:
+        sys.exit(1)
 
 
 def print_json(value: Any) -> None:

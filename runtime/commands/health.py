@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -13,13 +12,13 @@ import click
 import msgspec
 
 from runtime.commands.common import (
-    find_run,
+    ask,
     json_option,
-    open_live,
+    open_active_run,
     print_json,
     print_table,
     run_option,
-    send,
+    wait_option,
     who,
 )
 from runtime.config import load_config
@@ -29,7 +28,6 @@ from runtime.health.fail_slow import Slow, SlowDetector
 from runtime.health.observation import NotUnderstood, Observation
 from runtime.health.parse import ParsedFile, bounded_lines
 from runtime.health.step_times import StepTimes, StepTimesError
-from storage.settings import Settings
 
 file_argument = click.argument(
     "path", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -115,8 +113,7 @@ def slow(path: Path, config_path: Path | None, as_json: bool) -> None:
 )
 @click.option("--reason", required=True, help="What you know, or who says so; kept as evidence.")
 @run_option
-@click.option("--wait", "wait_s", default=30.0, show_default=True, metavar="SECONDS",
-              help="How long to wait for the runtime's answer.")  # fmt: skip
+@wait_option
 @json_option
 def report(gpu: str, state: str, reason: str, run_id: str, wait_s: float, as_json: bool) -> None:
     """Tell the runtime what an operator or another system knows of a GPU.
@@ -125,10 +122,7 @@ def report(gpu: str, state: str, reason: str, run_id: str, wait_s: float, as_jso
     """
     from storage.records import Report
 
-    store = open_live(Settings.from_env())
-    run = find_run(store, run_id)
-    if run.status in ("stopped", "failed"):
-        raise UserError(f"run {run.run} is over ({run.status}: {run.status_reason})")
+    store, run = open_active_run(run_id)
     command = Report(
         id=uuid.uuid4().hex,
         at=time.time(),
@@ -138,13 +132,7 @@ def report(gpu: str, state: str, reason: str, run_id: str, wait_s: float, as_jso
         state=state,  # type: ignore[arg-type]
         reason=reason,
     )
-    result = send(store, run.run, command, wait_s)
-    if as_json:
-        print_json(result)
-    else:
-        click.echo(f"{result.code}: {result.message}", err=not result.ok)
-    if not result.ok:
-        sys.exit(1)
+    ask(store, run, command, wait_s, as_json=as_json)
 
 
 def event_object(event: Observation) -> dict[str, Any]:

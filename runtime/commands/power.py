@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -12,13 +11,15 @@ import click
 import numpy as np
 
 from runtime.commands.common import (
+    ask,
     find_run,
     json_option,
+    open_active_run,
     open_live,
     print_json,
     print_table,
     run_option,
-    send,
+    wait_option,
     who,
 )
 from runtime.config import load_config
@@ -81,8 +82,7 @@ def show(run_id: str, as_json: bool) -> None:
 @click.argument("rack")
 @click.argument("watts", type=float)
 @click.option("--reason", default="", help="Kept with the change.")
-@click.option("--wait", "wait_s", default=30.0, show_default=True, metavar="SECONDS",
-              help="How long to wait for the runtime's answer.")  # fmt: skip
+@wait_option
 @run_option
 @json_option
 def budget(rack: str, watts: float, reason: str, wait_s: float, run_id: str, as_json: bool) -> None:
@@ -93,10 +93,7 @@ def budget(rack: str, watts: float, reason: str, wait_s: float, run_id: str, as_
     """
     if not 0.0 <= watts < math.inf:
         raise UserError(f"WATTS is {watts:g}; allowed: 0 (as configured) or more")
-    store = open_live(Settings.from_env())
-    state = find_run(store, run_id)
-    if state.status in ("stopped", "failed"):
-        raise UserError(f"run {state.run} is over ({state.status}: {state.status_reason})")
+    store, state = open_active_run(run_id)
     command = SetBudget(
         id=uuid.uuid4().hex,
         at=time.time(),
@@ -106,13 +103,7 @@ def budget(rack: str, watts: float, reason: str, wait_s: float, run_id: str, as_
         budget_w=watts,
         reason=reason,
     )
-    result = send(store, state.run, command, wait_s)
-    if as_json:
-        print_json(result)
-    else:
-        click.echo(f"{result.code}: {result.message}", err=not result.ok)
-    if not result.ok:
-        sys.exit(1)
+    ask(store, state, command, wait_s, as_json=as_json)
 
 
 @power.command()

@@ -22,7 +22,7 @@ from runtime.control.desk import Desk
 from runtime.control.examiner import Examiner
 from runtime.control.fence import Fence
 from runtime.control.fleet import Fleet, GpuView
-from runtime.control.instructions import Finish, Instruction, Order, Outgoing, Record
+from runtime.control.instructions import Finish, Instruction, Order, Outgoing, event_of
 from runtime.control.memory import Memory
 from runtime.control.power_desk import PowerDesk
 from runtime.control.progress import Progress
@@ -31,7 +31,7 @@ from runtime.control.succession import Aim, Past, StateLost, succeed, whole_aims
 from runtime.errors import PlanError
 from runtime.plan.generation import GenerationPlan
 from runtime.plan.manifest import Start
-from storage.records import Command, EventHappened, RunState, Severity
+from storage.records import Command, RunState, Severity
 
 KEPT_PLANS = 16
 
@@ -400,7 +400,6 @@ class Coordinator:
         if entered.generation != self._number or self.phase != "entering":
             return
         self._entered.add(entered.gpu)
-        self.progress.entered(entered)
         assert self.plan is not None
         if self._entered >= set(self.plan.members()):
             self.set_phase("training", now)
@@ -484,19 +483,4 @@ class Coordinator:
         self, kind: str, severity: Severity, message: str, now: float, gpu: str | None = None
     ) -> None:
         view = self.fleet[gpu] if gpu is not None else None
-        self.outgoing.put(
-            Record(
-                entry=EventHappened(
-                    seq=0,
-                    at=now,
-                    run=self.run,
-                    kind=kind,
-                    severity=severity,
-                    message=message,
-                    generation=self._number,
-                    replica=view.replica if view else None,
-                    rack=gpu.partition("/")[0] if gpu else None,
-                    gpu=gpu,
-                )
-            )
-        )
+        self.outgoing.put(event_of(self.run, self._number, kind, severity, message, now, view=view))

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from runtime.config import Config
 from runtime.control import messages as m
-from runtime.control.instructions import Order, Outgoing, Record
+from runtime.control.instructions import Order, Outgoing, event_of
 from runtime.health.fail_slow import Slow, SlowDetector
 from runtime.health.observation import BADNESS, Observation, severity_of
 from runtime.health.verdict import Verdict, VerdictBook
 from runtime.plan.cost import CostModel, ReplicaLoad
 from runtime.plan.generation import GenerationPlan, ReplicaPlan
-from storage.records import EventHappened, GpuState, Report, Severity
+from storage.records import GpuState, Report, Severity
 
 if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator
@@ -263,21 +263,17 @@ class Examiner:
         gpu: str | None = None,
         details: dict[str, object] | None = None,
     ) -> None:
+        view = coordinator.fleet[gpu] if gpu else None
         self._outgoing.put(
-            Record(
-                entry=EventHappened(
-                    seq=0,
-                    at=now,
-                    run=self._run,
-                    kind=kind,
-                    severity=severity,
-                    message=message,
-                    generation=coordinator.number,
-                    replica=coordinator.fleet[gpu].replica if gpu else None,
-                    rack=gpu.partition("/")[0] if gpu else None,
-                    gpu=gpu,
-                    details=details or {},
-                )
+            event_of(
+                self._run,
+                coordinator.number,
+                kind,
+                severity,
+                message,
+                now,
+                view=view,
+                details=details,
             )
         )
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from runtime.control.fleet import GpuView
 from runtime.control.messages import ToAgent
 from runtime.plan.manifest import Manifest
-from storage.records import CommandResult, JournalEntry, Proposal
+from storage.records import CommandResult, EventHappened, JournalEntry, Proposal, Severity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,35 @@ class Record:
     """Append an entry to the journal (its seq is given there)."""
 
     entry: JournalEntry
+
+
+def event_of(
+    run: str,
+    generation: int,
+    kind: str,
+    severity: Severity,
+    message: str,
+    now: float,
+    *,
+    view: GpuView | None = None,
+    details: dict[str, object] | None = None,
+) -> Record:
+    """The record of an event; `view` is the GPU it happened to, None for none."""
+    return Record(
+        entry=EventHappened(
+            seq=0,
+            at=now,
+            run=run,
+            kind=kind,
+            severity=severity,
+            message=message,
+            generation=generation,
+            replica=view.replica if view else None,
+            rack=view.gpu.partition("/")[0] if view else None,
+            gpu=view.gpu if view else None,
+            details=details or {},
+        )
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

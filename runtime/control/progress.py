@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from runtime.config import Config
 from runtime.control.instructions import Finish, Outgoing, Record
-from runtime.control.messages import Entered, StepDone
+from runtime.control.messages import StepDone
 from runtime.layout.units import num_parameters
 from runtime.plan.generation import GenerationPlan, ReplicaPlan
 from runtime.plan.ledger import Ledger
@@ -61,7 +61,6 @@ class Progress:
         self.last: StepDone | None = None
         self.last_commit_at = now
         self._moved = 0
-        self._entering_s = 0.0
         self._recent: deque[float] = deque(maxlen=RATE_STEPS)
         self._healthy: deque[float] = deque(maxlen=BASELINE_STEPS)
         self._replica_step_s: tuple[float, ...] = ()
@@ -176,11 +175,7 @@ class Progress:
         self.formed = False
         self.last_commit_at = now
         self._moved = bytes_moved
-        self._entering_s = 0.0
         self._recent.clear()
-
-    def entered(self, entered: Entered) -> None:
-        self._entering_s = max(self._entering_s, entered.seconds)
 
     def step_committed(
         self, plan: GenerationPlan, done: StepDone, change: Change, *, waiting: bool

@@ -18,7 +18,6 @@ from runtime.layout.move import move_plan
 from runtime.layout.takeover import home_holders, takeover
 from runtime.layout.units import without
 from runtime.plan.generation import (
-    NO_HOLDER,
     GenerationPlan,
     ReplicaPlan,
     RollForward,
@@ -219,8 +218,3 @@ def _source(gpu: str, standing: Standing, history: Mapping[int, GenerationPlan])
                 holders=replica.holders,
             )
     raise PlanError(f"{gpu} claims the layout of generation {plan.generation}, but is not in it")
-
-
-def is_whole(plan: ReplicaPlan) -> bool:
-    """Whether the replica holds every unit, so that it can train."""
-    return all(NO_HOLDER not in slots for slots in plan.holders.values())
