@@ -252,11 +252,16 @@ class Engine:
         units = canonical_units(self._config.model, self._plan, rank)
         return copy_part(self._state, units)
 
-    def close(self) -> None:
-        """Let go of the groups; the state stays readable."""
+    def close(self) -> bool:
+        """Let go of the groups; the state stays readable.
+
+        Returns:
+            Whether nothing is under way in them: else the engine must be kept, for to destroy a
+            group waits for its operations.
+        """
         self._stepper = None
-        self._builder.abandon(self._groups)
-        self._groups = []
+        groups, self._groups = self._groups, []
+        return self._builder.abandon(groups)
 
     def _settle(self, plan: GenerationPlan) -> int:
         """Apply or drop the pending step as the plan says; returns applied steps, -1 if lost."""

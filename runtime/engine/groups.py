@@ -95,14 +95,19 @@ class GroupBuilder:
         except RuntimeError as error:
             _LOG.warning("store at %s:%d cannot be reached yet: %s", host, port, error)
 
-    def abandon(self, groups: Sequence[Group]) -> None:
-        """Let go of a generation's groups without waiting for what is under way in them."""
-        self._abandoned += groups
-        self.prune()
+    def abandon(self, groups: Sequence[Group]) -> bool:
+        """Let go of a generation's groups without waiting for what is under way in them.
 
-    def prune(self) -> None:
-        """Free abandoned groups that have come to rest."""
+        Returns:
+            Whether all that were ever abandoned have come to rest.
+        """
+        self._abandoned += groups
+        return self.prune()
+
+    def prune(self) -> bool:
+        """Free abandoned groups that have come to rest; whether those were all."""
         self._abandoned = [group for group in self._abandoned if not group.idle()]
+        return not self._abandoned
 
     def _construct(
         self,

@@ -42,10 +42,8 @@ class Rank:
         return self._engine
 
     def new(self, config: Config, gpu: str, dtype: str) -> None:
-        if self._engine is not None:
-            self._engine.close()
-            # Its abandoned groups may still be in an operation; destroying them would wait for it.
-            self._closed.append(self._engine)
+        closed = [*self._closed, *([self._engine] if self._engine is not None else [])]
+        self._closed = [engine for engine in closed if not engine.close()]
         self._traps = {}
         self._abort.clear()
         self._engine = Engine(

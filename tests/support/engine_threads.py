@@ -149,8 +149,9 @@ class ThreadBuilder:
             built.append(Group(ranks, me, self._watch, backend))
         return built
 
-    def abandon(self, groups: Sequence[Group]) -> None:
+    def abandon(self, groups: Sequence[Group]) -> bool:
         """Nothing to free."""
+        return True
 
 
 class ThreadRank(Rank):

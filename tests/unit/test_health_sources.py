@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import os
+import resource
 import sys
 import threading
 import time
@@ -196,17 +197,34 @@ def test_a_file_that_is_missing_or_forbidden(tmp_path: Path) -> None:
         assert "dmesg_restrict" in state.reason
 
 
+@pytest.fixture
+def many_open_files() -> Iterator[None]:
+    """The next file opened has a number beyond what select() takes (1023)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(4096, hard)), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    while opened[-1] < 1100:
+        opened.append(os.dup(opened[0]))
+    yield
+    for fd in opened:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_open_files")
 def test_kmsg_records(tmp_path: Path) -> None:
     fifo = tmp_path / "kmsg"
     fifo.write_text("")
     feed = KmsgFeed(fifo)
     feed.open()
     fifo.write_text("3,1,5000000,-;NVRM: Xid (PCI:0000:9b:00): 79, pid=1, gone\n SUBSYSTEM=pci\n")
-    assert feed.lines(1.0) == [
-        "3,1,5000000,-;NVRM: Xid (PCI:0000:9b:00): 79, pid=1, gone",
-        " SUBSYSTEM=pci",
-    ]
-    feed.close()
+    try:
+        assert feed.lines(1.0) == [
+            "3,1,5000000,-;NVRM: Xid (PCI:0000:9b:00): 79, pid=1, gone",
+            " SUBSYSTEM=pci",
+        ]
+    finally:
+        feed.close()
     assert KernelLogSource(KmsgFeed(tmp_path / "none"), CATALOGUE).open().status == "missing"
 
 
@@ -214,10 +232,12 @@ def test_journald_by_its_command() -> None:
     script = f"import time; print({XID!r}, flush=True); time.sleep(0.3)"
     source = KernelLogSource(JournaldFeed((sys.executable, "-c", script)), CATALOGUE)
     assert source.open().status == "watching"
-    soon(source, lambda seen: len(seen) == 1)
-    soon(source, lambda _seen: source.state.status == "failing")
-    assert "ended" in source.state.reason
-    source.close()
+    try:
+        soon(source, lambda seen: len(seen) == 1)
+        soon(source, lambda _seen: source.state.status == "failing")
+        assert "ended" in source.state.reason
+    finally:
+        source.close()
     missing = KernelLogSource(JournaldFeed(("there-is-no-journalctl",)), CATALOGUE)
     assert missing.open().status == "missing"
 

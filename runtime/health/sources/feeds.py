@@ -17,6 +17,13 @@ _LINES_A_CALL = 20_000
 _PAUSE_S = 0.1
 
 
+def _readable(fd: int, timeout_s: float) -> bool:
+    """Whether there is something to read within `timeout_s`; any descriptor, beyond 1023 too."""
+    waiting = select.poll()
+    waiting.register(fd, select.POLLIN)
+    return bool(waiting.poll(timeout_s * 1000))
+
+
 class _Lines:
     """Bytes into whole lines, with bounded memory."""
 
@@ -48,7 +55,7 @@ class KmsgFeed:
 
     def lines(self, timeout_s: float) -> list[str]:
         found: list[str] = []
-        if not select.select([self._file], [], [], timeout_s)[0]:
+        if not _readable(self._file, timeout_s):
             return found
         while len(found) < _LINES_A_CALL:
             try:
@@ -97,7 +104,7 @@ class JournaldFeed:
         process = self._process
         if process is None or process.stdout is None:
             raise OSError(errno.EBADF, "journalctl does not run")
-        if not select.select([process.stdout], [], [], timeout_s)[0]:
+        if not _readable(process.stdout.fileno(), timeout_s):
             return []
         data = os.read(process.stdout.fileno(), _CHUNK_BYTES)
         if not data:
