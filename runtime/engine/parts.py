@@ -60,11 +60,13 @@ class Parts:
                 out = compute(number, x)
                 continue
             samples = self.samples(number, first, x.shape[0])
+            if not len(samples):
+                continue
             if out is None:
                 out = torch.zeros_like(x)
-            if len(samples):
-                out.index_add_(0, samples, compute(number, x.index_select(0, samples)))
-        return torch.zeros_like(x) if out is None else out
+            out.index_add_(0, samples, compute(number, x.index_select(0, samples)))
+        # Not plain zeros: backward must reach the norm before, whose collective all slots call.
+        return x * 0.0 if out is None else out
 
 
 class Cut:

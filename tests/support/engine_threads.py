@@ -49,8 +49,10 @@ class Pending:
 class Exchange:
     """One group's operations: the n-th of each member meet; the last to come carries them out."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, on_mismatch: Callable[[str], None]) -> None:
+        """on_mismatch: told when members post what does not fit; most then wait for an abort."""
         self._size = size
+        self._on_mismatch = on_mismatch
         self._lock = threading.Lock()
         self._posted: dict[int, dict[int, tuple[Any, ...]]] = defaultdict(dict)
         self._counts = [0] * size
@@ -79,6 +81,7 @@ class Exchange:
                 inbox.copy_(torch.cat(mine))
             else:
                 pending.failed = "peers exchange other sizes"
+                self._on_mismatch(f"a collective of {self._size}: {pending.failed}")
         for *_, pending in posted.values():
             pending.event.set()
 
@@ -90,6 +93,7 @@ class Exchange:
                 other, waiting, _ = box.pop(0)
                 if other.shape != tensor.shape:
                     pending.failed = waiting.failed = "a message of another size"
+                    self._on_mismatch(pending.failed)
                 else:
                     (other if sends else tensor).copy_(tensor if sends else other)
                 waiting.event.set()
@@ -117,15 +121,23 @@ class Backend:
 
 
 class Switchboard:
-    """All exchanges by generation, group name and ranks."""
+    """All exchanges by generation, group name and ranks; what did not fit in any, `mismatches`."""
 
-    def __init__(self) -> None:
+    def __init__(self, abort: Callable[[], None]) -> None:
         self._exchanges: dict[tuple[Any, ...], Exchange] = {}
+        self._abort = abort
+        self.mismatches: list[str] = []
         self._lock = threading.Lock()
 
     def backend(self, key: tuple[Any, ...], size: int, me: int) -> Backend:
         with self._lock:
-            return Backend(self._exchanges.setdefault(key, Exchange(size)), me)
+            fresh = Exchange(size, self._mismatched)
+            return Backend(self._exchanges.setdefault(key, fresh), me)
+
+    def _mismatched(self, what: str) -> None:
+        """End it now: nobody would before a deadline."""
+        self.mismatches.append(what)
+        self._abort()
 
 
 class ThreadBuilder:
@@ -193,7 +205,7 @@ class ThreadCluster(Cluster):
         deadline_s: float = DEADLINE_S,
     ) -> None:
         self._deadline_s = deadline_s
-        self._switchboard = Switchboard()
+        self._switchboard = Switchboard(self._abort_all)
         # One thread a rank, as all of a generation must be in its collectives at the same time.
         self._executor = ThreadPoolExecutor(sum(slots))
         super().__init__(ThreadPool(), config, slots, dtype=dtype)  # type: ignore[arg-type]
@@ -208,7 +220,8 @@ class ThreadCluster(Cluster):
             # An error of its own says more than the abort that others saw because of it.
             failed.sort(key=lambda pair: isinstance(pair[1], GenerationAborted))
             gpu, error = failed[0]
-            raise RankFailed(gpu, type(error).__name__, str(error)) from error
+            told = "; ".join([str(error), *self._switchboard.mismatches])
+            raise RankFailed(gpu, type(error).__name__, told) from error
         return {gpu: future.result() for gpu, future in futures.items()}
 
     def errors(self, commands: Mapping[str, tuple[Any, ...]]) -> dict[str, BaseException]:
