@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from runtime.config import Config
 from runtime.control.instructions import Finish, Outgoing, Record
 from runtime.control.messages import StepDone
-from runtime.layout.units import num_parameters
+from runtime.layout.units import STORED_FAMILIES, num_parameters
 from runtime.plan.generation import GenerationPlan, ReplicaPlan
 from runtime.plan.ledger import Ledger
 from runtime.plan.manifest import Start
@@ -372,6 +372,6 @@ def _replica_shares(plan: GenerationPlan, share_s: tuple[float, ...]) -> tuple[f
 
 def _units_per_slot(replica: ReplicaPlan) -> dict[str, tuple[int, ...]]:
     return {
-        family: tuple(slots.count(slot) for slot in range(len(replica.gpus)))
-        for family, slots in replica.holders.items()
+        family: tuple(replica.holders[family].count(slot) for slot in range(len(replica.gpus)))
+        for family in STORED_FAMILIES
     }

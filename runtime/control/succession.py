@@ -14,8 +14,9 @@ import msgspec
 
 from runtime.config import Config
 from runtime.errors import PlanError
+from runtime.layout.fractional import layout_for
 from runtime.layout.move import move_plan
-from runtime.layout.takeover import home_holders, takeover
+from runtime.layout.takeover import home_holders
 from runtime.layout.units import without
 from runtime.plan.generation import (
     GenerationPlan,
@@ -192,7 +193,8 @@ def _replica_plan(config: Config, aim: Aim, before: ReplicaPlan | None) -> Repli
     holders = before.holders if before is not None and before.holders else home
     dead = [slot for slot in range(rack.gpus) if slot not in aim.live]
     if aim.mode == "training":
-        holders = takeover(config.model, home, holders, aim.live)
+        racks = len(config.cluster.racks)
+        holders = layout_for(config.model, config.train, racks, home, holders, aim.live)
     else:
         holders = without(holders, dead)
     return ReplicaPlan(
