@@ -53,8 +53,19 @@ def approve(proposal: Proposal, command: str) -> None:
         f"Holds for generation {proposal.generation} only; the runtime checks again. "
         f"Recorded as {context.author().who}."
     )
-    send = lambda: context.commands().decide(command, proposal, "approved", chosen)  # noqa: E731
-    _buttons("Approve", command, proposal.run, f"approve: {split_title(option.title)[0]}", send)
+    reason, missing = "", ""
+    if chosen != proposal.recommended:
+        reason = st.text_area(
+            "Reason (required: this is not the recommended option)",
+            key=f"reason_{command}",
+            max_chars=500,
+        ).strip()
+        missing = "" if reason else "A reason is required: say why not the recommended option."
+    send = lambda: context.commands().decide(  # noqa: E731
+        command, proposal, "approved", chosen, reason
+    )
+    what = f"approve: {split_title(option.title)[0]}"
+    _buttons("Approve", command, proposal.run, what, send, missing)
 
 
 @st.dialog("Reject")

@@ -55,6 +55,8 @@ def approve(
     if not 0 <= chosen < len(proposal.options):
         raise UserError(f"--option is {chosen}; allowed: 0 to {len(proposal.options) - 1}")
     picked = proposal.options[chosen]
+    if chosen != proposal.recommended and not reason.strip():
+        raise UserError("--reason is empty; choosing another than the recommended option needs one")
     if not yes:
         click.confirm(
             f"{picked.title}: predicted {picked.step_s:.2f} s/step, goodput "

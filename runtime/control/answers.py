@@ -84,6 +84,14 @@ def _decide(desk: Desk, coordinator: Coordinator, command: Decide, now: float) -
             f"proposal {proposal.id} was computed for generation {command.generation}; "
             f"the run is in generation {coordinator.number}",
         )
+    overrides = command.verdict == "approved" and command.option not in (
+        None,
+        proposal.recommended,
+    )
+    if (command.verdict == "rejected" or overrides) and not command.reason.strip():
+        desk.bump(proposal, max(proposal.revision, command.revision + 1))
+        what = "choosing another than the recommended option" if overrides else "rejecting"
+        raise _Refused("invalid", f"{what} needs a reason")
     if command.verdict == "approved":
         option = command.option if command.option is not None else proposal.recommended
         if not 0 <= option < len(proposal.options):

@@ -95,6 +95,7 @@ def test_of_many_who_decide_at_once_one_does(
                 generation=proposal.generation,
                 revision=proposal.revision,
                 verdict="approved" if number % 4 < 2 else "rejected",
+                reason="asked of ten people at once",
             )
             barrier.wait(timeout=10.0)
             results.append((command.id, ui.submit("local", command, time.time())))

@@ -212,6 +212,7 @@ class SimCluster:
             revision=proposal.revision,
             verdict=verdict,  # type: ignore[arg-type]
             option=option,
+            reason=more.pop("reason", "as agreed"),
             **more,
         )
         return self.submit(command)

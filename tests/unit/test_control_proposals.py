@@ -55,6 +55,21 @@ def test_a_step_that_is_nearly_done_is_finished_before_the_change() -> None:
     cluster.check()
 
 
+@pytest.mark.parametrize("verdict", ["rejected", "approved"])
+def test_a_rejection_and_an_override_need_a_reason(verdict: str) -> None:
+    cluster, proposal = waiting()
+    other = next(
+        i for i, o in enumerate(proposal.options) if o.feasible and i != proposal.recommended
+    )
+    option = other if verdict == "approved" else None
+    result = cluster.decide(proposal, verdict, option=option, reason=" ")
+    assert (result.ok, result.code) == (False, "invalid")
+    assert "needs a reason" in result.message
+    standing = cluster.proposals[proposal.id]
+    assert standing.state == "open"
+    assert cluster.decide(standing, verdict, option=option, reason="spare parts are here").ok
+
+
 def test_rejected_and_not_asked_again() -> None:
     cluster, proposal = waiting()
     assert cluster.decide(proposal, "rejected", reason="repair is under way").ok
