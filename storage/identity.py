@@ -75,6 +75,16 @@ def _make_key(path: Path) -> None:
         aside.unlink()
 
 
+def least_role(kind: type[Command]) -> Role:
+    """The least role that may ask for commands of `kind`."""
+    return _LEAST_ROLE.get(kind.__name__, "admin")
+
+
+def may(role: str, kind: type[Command]) -> bool:
+    """Whether somebody of `role` may ask for commands of `kind`."""
+    return role in ROLES and ROLES.index(role) >= ROLES.index(least_role(kind))
+
+
 def sign(command: Command, run: str, role: Role, key: bytes) -> Command:
     """`command` with its role and the signature over all of it and the run it is meant for."""
     named = msgspec.structs.replace(command, role=role, signature="")
@@ -101,9 +111,11 @@ def refusal(command: Command, run: str, keys: Mapping[Writer, bytes], now: float
         return "the signature does not match: forged, altered or meant for another run"
     if not -MAX_AHEAD_S <= now - command.at <= MAX_AGE_S:
         return f"signed {now - command.at:.0f} s ago; allowed: up to {MAX_AGE_S:.0f} s. Send again"
-    least = _LEAST_ROLE.get(type(command).__name__, "admin")
-    if command.role not in ROLES or ROLES.index(command.role) < ROLES.index(least):
-        return f"role {command.role or 'none'} may not do this; it takes {least} or higher"
+    if not may(command.role, type(command)):
+        return (
+            f"role {command.role or 'none'} may not do this; "
+            f"it takes {least_role(type(command))} or higher"
+        )
     return ""
 
 
