@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from runtime.control.coordinator import KEPT_PLANS
+from runtime.control.generations import KEPT_PLANS
 from runtime.control.memory import Memory
 from runtime.errors import UserError
 from runtime.plan.generation import GenerationPlan

@@ -22,18 +22,17 @@ from runtime.control.desk import Desk
 from runtime.control.examiner import Examiner
 from runtime.control.fence import Fence
 from runtime.control.fleet import Fleet, GpuView
+from runtime.control.generations import Generations
 from runtime.control.instructions import Finish, Instruction, Order, Outgoing, event_of
 from runtime.control.memory import Memory
 from runtime.control.power_desk import PowerDesk
 from runtime.control.progress import Progress
 from runtime.control.roll_call import RollCall
-from runtime.control.succession import Aim, Past, StateLost, succeed, whole_aims
+from runtime.control.succession import Aim, StateLost, whole_aims
 from runtime.errors import PlanError
 from runtime.plan.generation import GenerationPlan
 from runtime.plan.manifest import Start
 from storage.records import Command, RunState, Severity
-
-KEPT_PLANS = 16
 
 
 class Coordinator:
@@ -68,11 +67,8 @@ class Coordinator:
         self.progress.power = self.power
         self.examiner = Examiner(config, run=run, outgoing=self.outgoing)
         self.phase: Phase = "starting"
-        self.plan: GenerationPlan | None = None
+        self.generations = Generations(store)
         self.ended: Finish | None = None
-        self.store = store
-        self._number = 0
-        self._history: dict[int, GenerationPlan] = {}
         self._change = Change(cause="the run started", planned=False, began_at=now)
         self._led_here = self._change
         self._finish: Finish | None = None
@@ -125,7 +121,7 @@ class Coordinator:
     def tick(self, now: float) -> list[Instruction]:
         """Look at deadlines; call a few times a second."""
         if self.phase != "ended":
-            if self.phase == "starting" and self._number == 0:
+            if self.phase == "starting" and self.number == 0:
                 self._roll_call.start_when_ready(self, now)
             self.checkpoints.tick(self, now)
             self._fence.look(self, now)
@@ -162,7 +158,7 @@ class Coordinator:
         left_s = progress.expected_step_s - (now - progress.last_commit_at)
         at_once = self.phase == "training" and progress.formed and left_s > step_s
         self.aims = list(aims)
-        self._leave(
+        self.leave(
             Change(cause=cause, planned=True, at_once=at_once, began_at=now, proposal=proposal),
             now,
         )
@@ -174,7 +170,7 @@ class Coordinator:
             self.end(finish, now)
         elif self._finish is None:
             self._finish = finish
-            self._leave(Change(cause=reason, planned=True, began_at=now), now)
+            self.leave(Change(cause=reason, planned=True, began_at=now), now)
 
     def end_now(self, reason: str, now: float) -> None:
         """End the run where it stands, without a last checkpoint."""
@@ -185,7 +181,15 @@ class Coordinator:
 
     @property
     def number(self) -> int:
-        return self._number
+        return self.generations.number
+
+    @property
+    def plan(self) -> GenerationPlan | None:
+        return self.generations.plan
+
+    @property
+    def store(self) -> tuple[str, int]:
+        return self.generations.store
 
     @property
     def change(self) -> Change:
@@ -219,10 +223,9 @@ class Coordinator:
     def take_over(self, memory: Memory, plans: Mapping[int, GenerationPlan], now: float) -> None:
         """Go on where the last controller was; see `runtime.control.memory.recall`."""
         change = memory.change
-        self._number, self._history = max(plans, default=0), dict(plans)
-        self.plan = plans.get(self._number)
+        self.generations.recall(plans)
         # A plan newer than the memory was published in the last moment.
-        phase = memory.phase if self._number == memory.generation else "entering"
+        phase = memory.phase if self.number == memory.generation else "entering"
         self._start = memory.start
         self.progress.start_step = memory.start.step
         self.aims = [Aim(**msgspec.structs.asdict(aim)) for aim in memory.aims]
@@ -234,17 +237,17 @@ class Coordinator:
         )
         self._led_here = self._change
         last = self.progress.last
-        self.progress.formed = last is not None and last.generation == self._number
+        self.progress.formed = last is not None and last.generation == self.number
         self.event("controller_restarted", "warning", "the controller took the run over", now)
         if self.plan is None:
             return
         self.examiner.generation_published(self.plan)
         self.set_phase("training", now)
         if phase == "entering" and not self.progress.formed:
-            cause = f"the controller restarted while generation {self._number} formed"
-            self._leave(replace(self._change, cause=cause, planned=False), now)
+            cause = f"the controller restarted while generation {self.number} formed"
+            self.leave(replace(self._change, cause=cause, planned=False), now)
         elif phase in ("leaving", "saving"):
-            self._leave(self._change, now)
+            self.leave(self._change, now)
         self.desk.carry_out_approved(self, now)
 
     # workers ---------------------------------------------------------------------------------
@@ -266,7 +269,7 @@ class Coordinator:
         self.desk.note(view.replica, happened_at, f"{gpu} failed: {why}")
         if self.phase in ("entering", "training", "leaving") and self._is_member(gpu):
             self.progress.failure(happened_at, now)
-            self._leave(Change(cause=f"{gpu} failed", planned=False, began_at=happened_at), now)
+            self.leave(Change(cause=f"{gpu} failed", planned=False, began_at=happened_at), now)
         elif self.phase == "saving":
             self.checkpoints.last.seal_when_complete(self, now)
         else:
@@ -277,7 +280,7 @@ class Coordinator:
 
     # leaving ---------------------------------------------------------------------------------
 
-    def _leave(self, change: Change, now: float) -> None:
+    def leave(self, change: Change, now: float) -> None:
         """Let every rank leave the current generation; a failure overrides a planned change."""
         assert self.plan is not None
         leaving, before = self.phase == "leaving", self._change
@@ -293,17 +296,17 @@ class Coordinator:
             self.event(
                 "generation_aborted",
                 "warning",
-                f"generation {self._number} ended: {change.cause}",
+                f"generation {self.number} ended: {change.cause}",
                 now,
             )
         self.set_phase("leaving", now)
-        self.desk.lapse(f"generation {self._number} ended: {change.cause}", now)
-        self.order(m.LeaveGeneration(generation=self._number, abort=change.aborts))
+        self.desk.lapse(f"generation {self.number} ended: {change.cause}", now)
+        self.order(m.LeaveGeneration(generation=self.number, abort=change.aborts))
         self._form_when_parked(now)
 
     def _on_parked(self, parked: m.Parked, now: float) -> None:
         view = self.fleet[parked.gpu]
-        if view.status != "alive" or parked.generation != self._number:
+        if view.status != "alive" or parked.generation != self.number:
             return
         view.standing, view.pulse_at = parked.standing, now
         self._parked.add(parked.gpu)
@@ -346,32 +349,12 @@ class Coordinator:
             self._change = replace(self._change, proposal="")
         try:
             self.aims = self.desk.fit_aims(self, now)
-            plan, bytes_moved = succeed(
-                self.config,
-                run=self.run,
-                number=self._number + 1,
-                store=self.store,
-                past=Past(
-                    history=self._history,
-                    previous=self.plan,
-                    standings={v.gpu: v.standing for v in self.fleet if v.standing is not None},
-                    committed_steps=self.progress.committed,
-                    start=self._start,
-                    told_norm=self.progress.last.grad_norm if self.progress.last else None,
-                ),
-                aims=self.aims,
-                planned=self._change.planned,
-            )
+            plan, bytes_moved = self.generations.publish_next(self, self.aims)
         except PlanError as error:
             lost = isinstance(error, StateLost)
             reason = f"state lost: {error}" if lost else f"{error}: {self.last_words}"
             self.end(Finish(status="failed", reason=reason), now)
             return
-        self._number = plan.generation
-        self.plan = plan
-        self._history[plan.generation] = plan
-        for old in sorted(self._history)[:-KEPT_PLANS]:
-            del self._history[old]
         if unformed and self.desk.is_carried_out_by(unformed, plan):
             # A failure elsewhere: what was approved is part of this generation instead.
             self._change = replace(self._change, proposal=unformed)
@@ -385,7 +368,7 @@ class Coordinator:
         self.order(m.EnterGeneration(plan=plan))
         self.progress.generation_published(plan, bytes_moved, now)
         if self._finish is not None:
-            self._leave(Change(cause=self._finish.reason, planned=True, began_at=now), now)
+            self.leave(Change(cause=self._finish.reason, planned=True, began_at=now), now)
         self.desk.refresh(self, now)
 
     def living_members(self) -> list[GpuView]:
@@ -397,7 +380,7 @@ class Coordinator:
     # training --------------------------------------------------------------------------------
 
     def _on_entered(self, entered: m.Entered, now: float) -> None:
-        if entered.generation != self._number or self.phase != "entering":
+        if entered.generation != self.number or self.phase != "entering":
             return
         self._entered.add(entered.gpu)
         assert self.plan is not None
@@ -408,7 +391,7 @@ class Coordinator:
         plan = self.plan
         # What is told of an earlier generation now, the vote that ended it has settled already.
         over = self.phase == "ended" or done.step < self.progress.committed
-        if plan is None or over or done.generation != self._number:
+        if plan is None or over or done.generation != self.number:
             return
         if done.step > self.progress.committed:
             untold = f"steps {self.progress.committed} to {done.step - 1} were never told"
@@ -424,7 +407,7 @@ class Coordinator:
                 self.desk.followup.changed(max(0.0, done.at - done.step_s - began_at))
         self.desk.step_committed(self, done)
         self.power.step_committed(self, plan, done, now)
-        if done.generation == self._number:
+        if done.generation == self.number:
             self.examiner.step_committed(self, plan, done, now)
         if self._all_steps_done() and self._finish is None:
             reason = f"all {self.config.train.steps} steps are done"
@@ -455,9 +438,9 @@ class Coordinator:
 
     def retry_generation(self, why: str, now: float) -> None:
         """Leave the generation although nobody has failed, and form the next."""
-        cause = f"generation {self._number} is formed anew: {why}"
+        cause = f"generation {self.number} is formed anew: {why}"
         self.progress.failure(now, now)
-        self._leave(Change(cause=cause, planned=False, began_at=now), now)
+        self.leave(Change(cause=cause, planned=False, began_at=now), now)
 
     def tell_stalled(self, why: str, now: float) -> None:
         self.event("run_stalled", "critical", why, now)
@@ -483,4 +466,4 @@ class Coordinator:
         self, kind: str, severity: Severity, message: str, now: float, gpu: str | None = None
     ) -> None:
         view = self.fleet[gpu] if gpu is not None else None
-        self.outgoing.put(event_of(self.run, self._number, kind, severity, message, now, view=view))
+        self.outgoing.put(event_of(self.run, self.number, kind, severity, message, now, view=view))
