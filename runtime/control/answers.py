@@ -67,18 +67,18 @@ def answer_command(
 
 
 def _decide(desk: Desk, coordinator: Coordinator, command: Decide, now: float) -> str:
-    proposal = desk.get(command.proposal)
+    proposal = desk.book.get(command.proposal)
     if proposal is None:
         raise _Refused("unknown", f"there is no proposal {command.proposal} in this run")
     if proposal.state != "open":
         # The live store may have taken the answer before it heard that the proposal had lapsed.
-        desk.bump(proposal, max(proposal.revision, command.revision + 1))
+        desk.book.bump(proposal, max(proposal.revision, command.revision + 1))
         code = "stale" if proposal.state == "stale" else "decided"
         code = "expired" if proposal.state == "expired" else code
         raise _Refused(code, f"proposal {proposal.id} is {proposal.state}: {proposal.state_reason}")
     numbers = {command.generation, proposal.generation, coordinator.number}
     if len(numbers) > 1 or not coordinator.takes_decisions:
-        desk.bump(proposal, max(proposal.revision, command.revision + 1))
+        desk.book.bump(proposal, max(proposal.revision, command.revision + 1))
         raise _Refused(
             "stale",
             f"proposal {proposal.id} was computed for generation {command.generation}; "
@@ -89,17 +89,17 @@ def _decide(desk: Desk, coordinator: Coordinator, command: Decide, now: float) -
         proposal.recommended,
     )
     if (command.verdict == "rejected" or overrides) and not command.reason.strip():
-        desk.bump(proposal, max(proposal.revision, command.revision + 1))
+        desk.book.bump(proposal, max(proposal.revision, command.revision + 1))
         what = "choosing another than the recommended option" if overrides else "rejecting"
         raise _Refused("invalid", f"{what} needs a reason")
     if command.verdict == "approved":
         option = command.option if command.option is not None else proposal.recommended
         if not 0 <= option < len(proposal.options):
-            desk.bump(proposal, command.revision + 1)
+            desk.book.bump(proposal, command.revision + 1)
             raise _Refused("invalid", f"option {option} does not exist")
         picked = proposal.options[option]
         if not picked.feasible:
-            desk.bump(proposal, command.revision + 1)
+            desk.book.bump(proposal, command.revision + 1)
             raise _Refused("invalid", f"{picked.title} is not possible: {picked.reason}")
     else:
         option = None
@@ -121,7 +121,7 @@ def _decide(desk: Desk, coordinator: Coordinator, command: Decide, now: float) -
     try:
         desk.decide(coordinator, proposal, decision, revision=revision)
     except PlanError as error:
-        desk.bump(proposal, revision)
+        desk.book.bump(proposal, revision)
         raise _Refused("stale", str(error)) from error
     return f"proposal {proposal.id} {command.verdict} by {command.who}"
 
@@ -131,7 +131,7 @@ def _trigger(desk: Desk, coordinator: Coordinator, command: Trigger, now: float)
         raise _Refused("invalid", "the run is still starting")
     if not coordinator.takes_decisions:
         raise _Refused("invalid", "the run is between two generations; ask again in a moment")
-    if under_way := desk.under_way(command.replica):
+    if under_way := desk.book.under_way(command.replica):
         raise _Refused("invalid", f"{under_way} is being carried out; ask again in a moment")
     try:
         comparison = compare(desk.situation(coordinator), command.replica, wanted=command.kind)
@@ -141,7 +141,7 @@ def _trigger(desk: Desk, coordinator: Coordinator, command: Trigger, now: float)
         raise _Refused(
             "invalid", f"{comparison.choice.title} is not possible: {comparison.choice.reason}"
         )
-    desk.supersede(command.replica, f"{command.who} asked for something else", now)
+    desk.book.supersede(command.replica, f"{command.who} asked for something else")
     proposal = desk.open(
         coordinator,
         command.replica,

@@ -290,7 +290,7 @@ class Coordinator:
             began_at = min(change.began_at, before.began_at)
             change = replace(change, planned=planned, at_once=True, began_at=began_at)
         if leaving and before.proposal and before.proposal != change.proposal:
-            self.desk.interrupted(before.proposal, change.cause, now)
+            self.desk.book.interrupted(before.proposal, change.cause)
         self._change = change
         if not change.planned and (not leaving or before.planned):
             self.event(
@@ -300,7 +300,7 @@ class Coordinator:
                 now,
             )
         self.set_phase("leaving", now)
-        self.desk.lapse(f"generation {self.number} ended: {change.cause}", now)
+        self.desk.book.lapse(f"generation {self.number} ended: {change.cause}")
         self.order(m.LeaveGeneration(generation=self.number, abort=change.aborts))
         self._form_when_parked(now)
 
@@ -345,7 +345,7 @@ class Coordinator:
         """Write and publish the next generation's plan, or end the run if there can be none."""
         unformed = "" if self.progress.formed else self._led_here.proposal
         if self._change.proposal and not self.desk.can_go_to(self, self.aims):
-            self.desk.interrupted(self._change.proposal, "a GPU it needs has failed", now)
+            self.desk.book.interrupted(self._change.proposal, "a GPU it needs has failed")
             self._change = replace(self._change, proposal="")
         try:
             self.aims = self.desk.fit_aims(self, now)
@@ -355,11 +355,11 @@ class Coordinator:
             reason = f"state lost: {error}" if lost else f"{error}: {self.last_words}"
             self.end(Finish(status="failed", reason=reason), now)
             return
-        if unformed and self.desk.is_carried_out_by(unformed, plan):
+        if unformed and self.desk.book.is_carried_out_by(unformed, plan):
             # A failure elsewhere: what was approved is part of this generation instead.
             self._change = replace(self._change, proposal=unformed)
         elif unformed:
-            self.desk.interrupted(unformed, self._change.cause, now)
+            self.desk.book.interrupted(unformed, self._change.cause)
         self._led_here = self._change
         self._parked, self._entered = set(), set()
         self.set_phase("entering", now)
@@ -415,7 +415,7 @@ class Coordinator:
             if self.phase != "leaving":
                 self.set_phase("leaving", now)
                 self._change = Change(cause=reason, planned=True, began_at=now)
-                self.desk.lapse(reason, now)
+                self.desk.book.lapse(reason)
                 self._form_when_parked(now)
 
     def _all_steps_done(self) -> bool:
@@ -423,7 +423,7 @@ class Coordinator:
 
     def _waiting(self) -> bool:
         """Whether a replica is left out only because its proposal is not decided yet."""
-        return self.desk.has_open_for_lost_slots()
+        return self.desk.book.has_open_for_lost_slots()
 
     # what the fence may do -------------------------------------------------------------------
 
@@ -453,7 +453,7 @@ class Coordinator:
             return
         self.ended = finish
         self.set_phase("ended", now)
-        self.desk.close_all(finish.reason, now)
+        self.desk.book.close_all(finish.reason)
         self.power.ended(self, now)
         self.progress.ended(finish, now)
         self.order(m.Quit())

@@ -14,15 +14,15 @@ import msgspec
 
 from runtime.config import Config
 from runtime.control.answers import answer_command
+from runtime.control.book import Book
 from runtime.control.fleet import Facts
 from runtime.control.followup import Followup
-from runtime.control.instructions import Answer, Outgoing, Publish, Record
+from runtime.control.instructions import Answer, Outgoing, Record
 from runtime.control.memory import DeskMemory
 from runtime.control.messages import StepDone
 from runtime.control.situations import aim_for, situation_of
 from runtime.control.succession import Aim
 from runtime.errors import PlanError
-from runtime.plan.generation import GenerationPlan
 from runtime.plan.planner import compare, leave_out, targets
 from runtime.plan.policy import rule
 from runtime.plan.situation import Situation
@@ -34,13 +34,11 @@ from storage.records import (
     EventHappened,
     Option,
     Proposal,
-    ProposalState,
 )
 
 if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator
 
-KEPT_PROPOSALS = 200
 KEPT_EVIDENCE = 20
 KEPT_ANSWERS = 1000
 
@@ -52,13 +50,11 @@ class Desk:
         self._config = config
         self._run = run
         self._outgoing = outgoing
-        self._proposals: dict[str, Proposal] = {}
-        self._facts: dict[str, Facts | None] = {}
+        self.book = Book(outgoing)
         self._dismissed: set[Facts] = set()
         # What will have been dismissed once the change under way is through.
         self._after_change: set[Facts] = set()
         self._evidence: dict[int, list[tuple[float, str]]] = {}
-        self._opened = 0
         self._answered: dict[str, CommandResult] = {}
         self._refusal: Callable[[Command, float], str] = lambda command, now: ""
         self.followup = Followup(config)
@@ -98,42 +94,31 @@ class Desk:
         found.append((at, text))
         del found[:-KEPT_EVIDENCE]
 
-    def has_open_for_lost_slots(self) -> bool:
-        """Whether a replica that does not train waits for an answer."""
-        return any(
-            p.state in ("open", "approved", "applying") and p.before[p.replica].mode != "training"
-            for p in self._proposals.values()
-        )
-
     def memory(self) -> DeskMemory:
         """What to write down beside the proposals, which are in the journal."""
         return DeskMemory(
-            facts=dict(self._facts),
+            facts=self.book.all_facts,
             dismissed=tuple(sorted(self._dismissed | self._after_change)),
-            opened=self._opened,
+            opened=self.book.num_opened,
             evidence={replica: list(found) for replica, found in self._evidence.items()},
         )
 
     def recall(self, memory: DeskMemory, proposals: dict[str, Proposal]) -> None:
         """Go on with what an earlier desk knew."""
-        self._proposals = proposals
-        self._facts = {name: memory.facts.get(name) for name in proposals}
+        self.book.recall(proposals, memory.facts, memory.opened)
         self._dismissed = set(memory.dismissed)
-        self._opened = max(memory.opened, len(proposals))
         self._evidence = {replica: list(found) for replica, found in memory.evidence.items()}
 
     def carry_out_approved(self, coordinator: Coordinator, now: float) -> None:
         """Go on with an approved proposal that a restart interrupted before its change began."""
-        for proposal in list(self._proposals.values()):
-            if proposal.state not in ("approved", "applying") or (
-                proposal.id == coordinator.change.proposal
-            ):
+        for proposal in self.book.approved_ones():
+            if proposal.id == coordinator.change.proposal:
                 continue
             option = proposal.options[proposal.chosen or 0]
             try:
                 aims = [aim_for(t) for t in targets(self.situation(coordinator), option)]
             except PlanError as error:
-                self._move(proposal, "failed", now, str(error))
+                self.book.move(proposal, "failed", str(error))
                 continue
             coordinator.change_shape(
                 aims,
@@ -143,65 +128,41 @@ class Desk:
                 now=now,
             )
 
-    @property
-    def is_asking(self) -> bool:
-        """Whether a proposal waits for an answer or is being carried out."""
-        return any(p.state in ("open", "approved", "applying") for p in self._proposals.values())
-
     def power_changed(self, coordinator: Coordinator, why: str, now: float) -> None:
         """A rack's budget is another one: what was planned with the old one lapses."""
-        for replica in {p.replica for p in self._proposals.values() if p.state == "open"}:
-            self.supersede(replica, why, now)
+        self.book.lapse(why)
         self.refresh(coordinator, now)
-
-    def get(self, proposal: str) -> Proposal | None:
-        return self._proposals.get(proposal)
 
     def refresh(self, coordinator: Coordinator, now: float) -> None:
         """Let proposals lapse whose facts are gone, and open those that are due."""
         if coordinator.plan is None or not coordinator.takes_decisions:
             return
         facts = {r.replica: _facts(coordinator, r.replica) for r in coordinator.plan.replicas}
-        for proposal in [p for p in self._proposals.values() if p.state == "open"]:
-            about = self._facts[proposal.id]
+        for proposal in self.book.open_ones():
+            about = self.book.facts(proposal.id)
             if proposal.generation != coordinator.number:
                 why = f"generation {proposal.generation} ended: {coordinator.change.cause}"
-                self._move(proposal, "stale", now, why)
+                self.book.move(proposal, "stale", why)
             elif about is not None and about != facts[proposal.replica]:
-                self._move(proposal, "stale", now, "the replica's GPUs changed since")
+                self.book.move(proposal, "stale", "the replica's GPUs changed since")
         # What was dismissed may be asked again once the facts changed, even if they change back.
         self._dismissed |= self._after_change
         self._after_change = set()
         self._dismissed &= set(facts.values())
         for replica, about in facts.items():
-            if self._is_due(about) and not self._has_open(replica):
+            if self._is_due(about) and not self.book.unfinished(replica):
                 self._open(coordinator, replica, about, now)
-
-    def lapse(self, why: str, now: float) -> None:
-        """The generation is over: nothing that was computed for it can be answered any more."""
-        for proposal in [p for p in self._proposals.values() if p.state == "open"]:
-            self._move(proposal, "stale", now, why)
-
-    def under_way(self, replica: int) -> str:
-        """Id of the proposal for `replica` that is being carried out, "" if none is."""
-        under_way = [p for p in self._proposals.values() if p.state in ("approved", "applying")]
-        return next((p.id for p in under_way if p.replica == replica), "")
-
-    def supersede(self, replica: int, why: str, now: float) -> None:
-        """Make room for another proposal for `replica`."""
-        for proposal in [p for p in self._proposals.values() if p.state == "open"]:
-            if proposal.replica == replica:
-                self._move(proposal, "stale", now, why)
 
     def tick(self, coordinator: Coordinator, now: float) -> None:
         """Expire proposals and carry out what policy answers."""
-        for proposal in [p for p in self._proposals.values() if p.state == "open"]:
+        for proposal in self.book.open_ones():
             if now >= proposal.expires_at:
-                self._move(proposal, "expired", now, "nobody answered in time")
+                self.book.move(proposal, "expired", "nobody answered in time")
                 self.refresh(coordinator, now)
                 continue
             # An answer to one of them may have ended the generation of the others.
-            stands = self._proposals[proposal.id].state == "open" and coordinator.takes_decisions
+            is_open = self.book.newest(proposal).state == "open"
+            stands = is_open and coordinator.takes_decisions
             if stands and proposal.auto_at is not None and now >= proposal.auto_at:
                 self._decide_by_policy(coordinator, proposal, now)
 
@@ -251,10 +212,10 @@ class Desk:
             generation,
             now,
         )
-        proposal = self.get(command.proposal) if isinstance(command, Decide) else None
+        proposal = self.book.get(command.proposal) if isinstance(command, Decide) else None
         if isinstance(command, Decide) and proposal is not None:
             # The live store may have taken the answer: write above it what really stands.
-            self.bump(proposal, max(proposal.revision, command.revision + 1))
+            self.book.bump(proposal, max(proposal.revision, command.revision + 1))
         return CommandResult(id=command.id, at=now, ok=False, code="not_allowed", message=why)
 
     # proposals -------------------------------------------------------------------------------
@@ -265,12 +226,6 @@ class Desk:
         if about in self._dismissed or not fit:
             return False
         return mode != "training" or live != fit
-
-    def _has_open(self, replica: int) -> bool:
-        return any(
-            p.replica == replica and p.state in ("open", "approved", "applying")
-            for p in self._proposals.values()
-        )
 
     def _open(self, coordinator: Coordinator, replica: int, about: Facts, now: float) -> None:
         try:
@@ -297,13 +252,13 @@ class Desk:
     ) -> Proposal:
         """Open a proposal. facts: what it stands and falls with; None for one asked for by hand."""
         assert coordinator.plan is not None
-        self._opened += 1
+        self.book.num_opened += 1
         kind = options[recommended].kind
         others = any(r.mode == "training" for r in coordinator.plan.replicas)
         ruling = rule(self._config.policy, kind, created_at=now, others_train=others)
         evidence = self._evidence.get(replica, [])
         proposal = Proposal(
-            id=f"p{self._opened}",
+            id=f"p{self.book.num_opened}",
             run=self._run,
             generation=coordinator.number,
             revision=1,
@@ -318,8 +273,7 @@ class Desk:
             evidence=tuple(evidence),
             auto_at=ruling.auto_at,
         )
-        self._facts[proposal.id] = facts
-        self._put(proposal)
+        self.book.enter(proposal, facts)
         return proposal
 
     def decide(
@@ -341,7 +295,7 @@ class Desk:
             try:
                 aims = [aim_for(target) for target in targets(self.situation(coordinator), option)]
             except PlanError as error:
-                self._move(proposal, "stale", decision.at, str(error))
+                self.book.move(proposal, "stale", str(error))
                 self.refresh(coordinator, decision.at)
                 raise
         self._outgoing.put(Record(entry=decision))
@@ -354,8 +308,8 @@ class Desk:
             chosen=decision.option,
             state_reason=decision.reason,
         )
-        self._put(answered)
-        about = self._facts.get(proposal.id)
+        self.book.put(answered)
+        about = self.book.facts(proposal.id)
         if decision.option is None:
             self._dismiss(about)
             self.refresh(coordinator, decision.at)
@@ -363,14 +317,14 @@ class Desk:
         if option.kind in ("carry_on", "drop"):
             self._dismiss(about or _facts(coordinator, proposal.replica))
         if aims == coordinator.aims:
-            self._move(answered, "applied", decision.at, "nothing had to change")
+            self.book.move(answered, "applied", "nothing had to change")
             return
         if option.kind == "drop":
             aim = aims[proposal.replica]
             alive = coordinator.fleet.alive(proposal.replica)
             left_out = _facts(coordinator, proposal.replica)[4]
             self._after_change.add((proposal.replica, aim.mode, aim.live, alive, left_out))
-        self._move(answered, "applying", decision.at, "waiting for the step boundary")
+        self.book.move(answered, "applying", "waiting for the step boundary")
         coordinator.change_shape(
             aims,
             step_s=option.step_s,
@@ -383,33 +337,13 @@ class Desk:
         if about is not None:
             self._dismissed.add(about)
 
-    def bump(self, proposal: Proposal, revision: int) -> None:
-        """Write a proposal once more above `revision`, which the store holds against our word."""
-        newest = self._proposals.get(proposal.id, proposal)
-        self._put(msgspec.structs.replace(newest, revision=max(newest.revision, revision) + 1))
-
-    def is_carried_out_by(self, proposal_id: str, plan: GenerationPlan) -> bool:
-        """Whether a plan has the proposal's replica in the shape that was approved."""
-        proposal = self._proposals.get(proposal_id)
-        if proposal is None or proposal.is_final or proposal.chosen is None:
-            return False
-        found = plan.replicas[proposal.replica]
-        live = found.live if found.mode == "training" else ()
-        return live == proposal.options[proposal.chosen].shape[proposal.replica]
-
-    def interrupted(self, proposal_id: str, cause: str, now: float) -> None:
-        """The change of an approved proposal did not come to its first step."""
-        proposal = self._proposals.get(proposal_id)
-        if proposal is not None and not proposal.is_final:
-            self._move(proposal, "failed", now, f"interrupted: {cause}")
-
     def formed(self, coordinator: Coordinator, at: float) -> None:
         """A generation committed its first step: what was decided for it is applied."""
-        proposal = self._proposals.get(coordinator.led_here.proposal)
+        proposal = self.book.get(coordinator.led_here.proposal)
         if proposal is None or proposal.is_final:
             return
         outcome = self.followup.begin(proposal, coordinator.number, at)
-        self._put(
+        self.book.put(
             msgspec.structs.replace(
                 proposal,
                 state="applied",
@@ -422,31 +356,11 @@ class Desk:
     def step_committed(self, coordinator: Coordinator, done: StepDone) -> None:
         """Measure what an applied proposal brought, beside what was predicted."""
         found = self.followup.observe(coordinator.progress, done)
-        proposal = self._proposals.get(found[0]) if found else None
+        proposal = self.book.get(found[0]) if found else None
         if found and proposal is not None:
-            self._put(
+            self.book.put(
                 msgspec.structs.replace(proposal, outcome=found[1], revision=proposal.revision + 1)
             )
-
-    def close_all(self, reason: str, now: float) -> None:
-        for proposal in list(self._proposals.values()):
-            if not proposal.is_final:
-                self._move(proposal, "stale", now, f"the run ended: {reason}")
-
-    def _move(self, proposal: Proposal, state: ProposalState, now: float, reason: str) -> None:
-        newest = self._proposals.get(proposal.id, proposal)
-        self._put(
-            msgspec.structs.replace(
-                newest, state=state, revision=newest.revision + 1, state_reason=reason
-            )
-        )
-
-    def _put(self, proposal: Proposal) -> None:
-        self._proposals[proposal.id] = proposal
-        self._outgoing.put(Publish(proposal=proposal))
-        for old in list(self._proposals)[:-KEPT_PROPOSALS]:
-            if self._proposals[old].is_final:
-                del self._proposals[old], self._facts[old]
 
     def _event(self, kind: str, message: str, generation: int, now: float) -> None:
         self._outgoing.put(

@@ -336,7 +336,7 @@ class PowerDesk:
         longest = {one.replica: float(shares[one.replica].max()) for one in training}
         found = self.rebalance.observe(samples, longest, restrained=bool(restrained), now=now)
         busy = coordinator.phase != "training" or not coordinator.takes_decisions
-        if found is None or busy or coordinator.desk.is_asking:
+        if found is None or busy or coordinator.desk.book.is_asking:
             return
         why = f"power limits {', '.join(restrained)}" if restrained else "power allows it again"
         cause = f"the batch is shared out anew: {why}"

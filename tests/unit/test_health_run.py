@@ -177,8 +177,8 @@ def test_a_drain_that_was_rejected_is_asked_again_when_the_gpu_dies() -> None:
     run = Run()
     run.see(64, "draining")
     (proposal,) = run.open()
-    run.coordinator.desk._dismiss(run.coordinator.desk._facts[proposal.id])
-    run.coordinator.desk.supersede(0, "a test", run.now)
+    run.coordinator.desk._dismiss(run.coordinator.desk.book.facts(proposal.id))
+    run.coordinator.desk.book.supersede(0, "a test")
     run.coordinator.desk.refresh(run.coordinator, run.now)
     run.take(run.coordinator.outgoing.take())
     assert run.open() == []
