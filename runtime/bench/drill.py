@@ -147,9 +147,9 @@ class Drill:
         return entry
 
 
-def lost_steps(commits: Sequence[StepCommitted]) -> int:
-    """How many steps a run's commits, which should count 0, 1, 2, ..., lack or have twice."""
+def lost_steps(commits: Sequence[StepCommitted], first: int = 0) -> int:
+    """How many steps a run's commits, which should count up from `first`, lack or have twice."""
     steps = [commit.step for commit in commits]
     distinct = set(steps)
-    expected = max(distinct, default=-1) + 1
+    expected = max(distinct, default=first - 1) + 1 - first
     return (expected - len(distinct)) + (len(steps) - len(distinct))

@@ -19,6 +19,7 @@ from runtime.control.controller import Controller
 from runtime.control.instructions import Finish
 from runtime.control.telemetry import HostTelemetry
 from runtime.errors import CounterpoiseError
+from runtime.plan.manifest import Start
 from storage.live.port import LiveStore
 from storage.records import Command
 
@@ -33,17 +34,24 @@ class LocalRun:
         config: all racks must be on one host.
         home: folder for the journal.
         store: live store to publish to, or None.
+        begin: the checkpoint to go on from, and a word on that (`runtime.engine.resume`).
     """
 
     def __init__(
-        self, config: Config, *, home: Path, run: str = "local", store: LiveStore | None = None
+        self,
+        config: Config,
+        *,
+        home: Path,
+        run: str = "local",
+        store: LiveStore | None = None,
+        begin: tuple[Start, str] = (Start(), ""),
     ) -> None:
         self.run = run
         self.entries: list[Any] = []
         self._arrived = threading.Condition()
         key = secrets.token_hex(16).encode()
         self.controller = Controller(
-            config, run=run, home=home, store=store, key=key, observer=self._observe
+            config, run=run, home=home, store=store, key=key, observer=self._observe, begin=begin
         )
         host = config.cluster.racks[0].host
         self._stop = threading.Event()

@@ -42,7 +42,7 @@ def standing(store: RedisStore, run: str) -> list[Proposal]:
 def test_training_goes_on_while_redis_is_away_and_nothing_is_lost(
     tmp_path: Path, redis_server: RedisServer, store: RedisStore, forgets: bool
 ) -> None:
-    with trial(run_config(2, 2), tmp_path, store) as made:
+    with trial(run_config(2, 2), tmp_path, store=store) as made:
         wait_until(lambda: store.last_seq("local") > 0, DEADLINE_S, "the first entries")
         redis_server.kill()
         made.more_steps(10)
@@ -76,7 +76,7 @@ def test_training_goes_on_while_redis_is_away_and_nothing_is_lost(
 def test_of_many_who_decide_at_once_one_does(
     tmp_path: Path, redis_server: RedisServer, store: RedisStore
 ) -> None:
-    with trial(run_config(2, 2), tmp_path, store) as made:
+    with trial(run_config(2, 2), tmp_path, store=store) as made:
         made.kill("rack-0/1")
         made.left_out(0)
         wait_until(lambda: bool(standing(store, "local")), DEADLINE_S, "the proposal in the store")
@@ -143,7 +143,7 @@ def test_an_answer_that_redis_took_too_early_is_taken_back(
 ) -> None:
     """The store had not heard yet that the proposal had lapsed: it took the approval, the
     controller refuses it, and the store learns the truth."""
-    with trial(run_config(2, 2, 2), tmp_path, store) as made:
+    with trial(run_config(2, 2, 2), tmp_path, store=store) as made:
         made.kill("rack-0/1")
         made.left_out(0)
         wait_until(lambda: bool(standing(store, "local")), DEADLINE_S, "the proposal in the store")

@@ -28,7 +28,6 @@ from runtime.config import (
 from runtime.control.local import LocalRun
 from runtime.control.outbox import Outbox
 from runtime.engine.reference import Reference
-from storage.live.port import LiveStore
 from storage.records import (
     DecisionMade,
     EventHappened,
@@ -168,7 +167,8 @@ class Trial:
         assert isinstance(journal[0], RunStarted)
         assert isinstance(journal[-1], RunEnded)
         steps = [entry for entry in journal if isinstance(entry, StepCommitted)]
-        assert lost_steps(steps) == 0
+        first = journal[0].first_step
+        assert lost_steps(steps, first) == 0
         batch = self.config.train.global_batch
         for step in steps:
             taken = sorted(i for _, first, num in step.samples for i in range(first, first + num))
@@ -180,7 +180,8 @@ class Trial:
         assert len(decided) == len(set(decided))
         assert not self.events("states_differ")
         assert not self.events("steps_untold")
-        assert [s.loss for s in steps] == pytest.approx(self._undisturbed(len(steps)), rel=1e-4)
+        undisturbed = self._undisturbed(first + len(steps))[first:]
+        assert [s.loss for s in steps] == pytest.approx(undisturbed, rel=1e-4)
 
     def _undisturbed(self, num_steps: int) -> list[float]:
         """Losses of the same steps in one process that nothing happens to."""
@@ -194,9 +195,9 @@ class Trial:
 
 
 @contextmanager
-def trial(config: Config, home: Path, store: LiveStore | None = None) -> Iterator[Trial]:
-    """A run with all workers up; ends it, and leaves no process behind."""
-    with LocalRun(config, home=home, store=store) as run:
+def trial(config: Config, home: Path, **more: Any) -> Iterator[Trial]:
+    """A run with all workers up; ends it, and leaves no process behind. more: of `LocalRun`."""
+    with LocalRun(config, home=home, **more) as run:
         made = Trial(run, config, home)
         made.drill.more_steps(3, 60.0)
         pids = [view.pid for view in made.coordinator.fleet]

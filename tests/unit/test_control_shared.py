@@ -40,9 +40,7 @@ def test_shared_units_in_a_runs_plans_are_those_that_were_predicted() -> None:
     }  # fmt: skip
     done = cluster.proposals[proposal.id]
     assert done.outcome is not None
-    assert done.outcome.step_s == pytest.approx(
-        done.options[proposal.recommended].step_s, rel=0.05
-    )
+    assert done.outcome.step_s == pytest.approx(done.options[proposal.recommended].step_s, rel=0.05)
     # A sharer dies, a third slot is lost, all come home.
     cluster.kill("rack-0/2")
     assert cluster.approve(cluster.wait_for_proposal(0)).ok
