@@ -13,8 +13,8 @@ from tests.support.engine_pool import Cluster
 from tests.support.engine_threads import ThreadCluster
 from tests.support.engine_walks import Walk, take, walks
 
-# One head in turns, a slot each: the short last micro-batch ends before some slot's turn comes, which
-# then has nothing to do in it but must take part in every collective of backward all the same.
+# One head in turns, a slot each: the short last micro-batch ends before some slot has its turn; it
+# has nothing to do there but must take part in every collective of backward all the same.
 IDLE_SLOT = Walk(
     model=ModelConfig(
         num_layers=1,
