@@ -9,16 +9,19 @@ import signal
 import threading
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from runtime.config import Config
+from runtime.engine.checkpoint import write_part
 from runtime.engine.engine import Engine, EnterReport
 from runtime.engine.state import State
 from runtime.engine.step import StepResult
 from runtime.errors import GenerationAborted
 from runtime.plan.generation import GenerationPlan, Standing
+from runtime.plan.manifest import Part
 
 
 class Rank:
@@ -76,6 +79,10 @@ class Rank:
 
     def work_fraction(self) -> float:
         return self.engine.work_fraction()
+
+    def save(self, folder: Path) -> Part:
+        """Write this rank's part of a checkpoint."""
+        return write_part(folder, "part-" + self.engine.standing().gpu, self.engine.copy_part())
 
     def units(self) -> dict[tuple[str, int, int], Any]:
         assert self.engine.state is not None
