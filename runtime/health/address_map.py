@@ -91,6 +91,10 @@ class AddressMap:
         found = self._by_name.get(_plain(uuid)) if uuid else None
         return found or self._by_pci.get(normal_pci(pci) if pci else "")
 
+    def locate(self, name: str) -> str | None:
+        """The GPU that is called so: by rack/slot, UUID, serial number or PCI address."""
+        return name if name in self._gpus else self.gpu_of(pci=name, uuid=name)
+
     def placed(self, observation: Observation) -> Observation:
         """The observation with the run's GPU id, or with None when it is no GPU of ours."""
         gpu = observation.gpu or ""

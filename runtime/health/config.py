@@ -58,14 +58,18 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     sources: without a word, NVML and /dev/kmsg on real devices, none on emulated ones.
     kernel_log: file for the source of that name. prometheus: where to scrape; only this machine
-    unless the URL says otherwise. poll_s: seconds between polls. slow_ratio: a share of the step
-    that is this many times that of its peers counts as slow.
+    unless the URL says otherwise. webhook_port: where other systems post what they know, 0 (off)
+    or a port of webhook_host; beyond this machine only with COUNTERPOISE_WEBHOOK_TOKEN set.
+    poll_s: seconds between polls. slow_ratio: a share of the step that is this many times that of
+    its peers counts as slow.
     """
 
     sources: tuple[SourceName, ...] | None = None
     kernel_log: str = "/var/log/kern.log"
     prometheus: str = "http://127.0.0.1:9400/metrics"
     nvidia_smi: str = "nvidia-smi"
+    webhook_host: str = "127.0.0.1"
+    webhook_port: int = 0
     poll_s: float = 1.0
     slow_ratio: float = 1.15
     xid: dict[str, XidRuling] = {}
@@ -75,6 +79,8 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         named = self.sources or ()
         _require(len(set(named)) == len(named), "sources", list(named), "no repeats")
+        ok = 0 <= self.webhook_port <= 65_535
+        _require(ok, "webhook_port", self.webhook_port, "0 (off) to 65535")
         _require(0.1 <= self.poll_s <= 3600, "poll_s", self.poll_s, "0.1 to 3600")
         _require(1.02 <= self.slow_ratio <= 10, "slow_ratio", self.slow_ratio, "1.02 to 10")
         for code in self.xid:

@@ -14,7 +14,7 @@ import msgspec
 from storage.records import GpuState, Severity
 
 SourceKind = Literal[
-    "kernel_log", "nvidia_smi", "prometheus", "nvml", "worker", "step_times", "report"
+    "kernel_log", "nvidia_smi", "prometheus", "nvml", "worker", "step_times", "report", "webhook"
 ]
 TEXT_LIMIT = 400
 # How bad a state is; the worst of what holds is the verdict.

@@ -41,13 +41,14 @@ class Verdict:
 @dataclass(slots=True)
 class _Claim:
     """cleared_at: since when its source no longer holds it. lasting: only its source or a repair
-    ends it."""
+    ends it. snapshot: its source says so for as long as it holds, else it told of an event."""
 
     state: GpuState
     text: str
     action: str
     at: float
     lasting: bool
+    snapshot: bool
     cleared_at: float | None = None
 
 
@@ -87,13 +88,13 @@ class VerdictBook:
         gpu = self._gpu(seen.gpu)
         at = min(seen.at, now) if seen.at is not None and seen.at > 1e9 else now
         if seen.snapshot:
-            self._clear_claims(gpu, seen.source, now, but=str(seen.code))
+            self._clear_snapshots(gpu, seen, now)
         if seen.verdict != "healthy":
             self._claim(gpu, seen, at, now)
         elif seen.code is not None:
             gpu.evidence.append((at, _told(seen)))
             if seen.source == "kernel_log" and seen.code == 154:
-                self._clear_claims(gpu, "kernel_log", now, but="")
+                self._clear_kernel_log(gpu, now)
         return self._settle(seen.gpu, gpu, now)
 
     def withdraw(self, gpu: str, source: SourceKind, code: str, now: float) -> list[Verdict]:
@@ -156,7 +157,7 @@ class VerdictBook:
         lasting = seen.snapshot or BADNESS[state] >= BADNESS["draining"]
         if known is not None and BADNESS[known.state] > BADNESS[state]:
             state, lasting = known.state, known.lasting
-        gpu.claims[key] = _Claim(state, text, seen.action, now, lasting)
+        gpu.claims[key] = _Claim(state, text, seen.action, now, lasting, seen.snapshot)
         while len(gpu.claims) > KEPT_CLAIMS:
             del gpu.claims[min(gpu.claims, key=lambda each: BADNESS[gpu.claims[each].state])]
 
@@ -167,9 +168,19 @@ class VerdictBook:
         recent = [at for at in times if now - at <= self._config.repeat_window_s]
         return "draining" if len(recent) >= self._config.repeats else "suspect"
 
-    def _clear_claims(self, gpu: _Gpu, source: str, now: float, *, but: str) -> None:
-        for key, claim in gpu.claims.items():
-            if key[0] == source and key[1] != but and claim.cleared_at is None:
+    @staticmethod
+    def _clear_snapshots(gpu: _Gpu, seen: Observation, now: float) -> None:
+        """A source's new word replaces its last one; events that it told of stay."""
+        for (source, code), claim in gpu.claims.items():
+            is_last_word = source == seen.source and claim.snapshot and code != str(seen.code)
+            if is_last_word and claim.cleared_at is None:
+                claim.cleared_at = now
+
+    @staticmethod
+    def _clear_kernel_log(gpu: _Gpu, now: float) -> None:
+        """The driver says that nothing is to be done any more."""
+        for (source, _), claim in gpu.claims.items():
+            if source == "kernel_log" and claim.cleared_at is None:
                 claim.cleared_at = now
 
     # verdicts --------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -24,19 +26,23 @@ from storage.records import (
     Report,
     StepCommitted,
 )
+from tests.support.dashboard import free_port
 
 XID = "[ 1.0] NVRM: Xid (PCI:0000:9b:00): 64, pid=1, Row Remapper: Remapping row failed\n"
 # On a busy machine shares are noisy: the device's pace must stand out.
 STEP_S = 0.4
 
 
-def config(log: Path) -> Config:
+def config(log: Path, webhook_port: int) -> Config:
     racks = (RackConfig(name="rack-0", gpus=4), RackConfig(name="rack-1", gpus=4))
     return Config(
         cluster=ClusterConfig(racks=racks),
         emulated=EmulatedConfig(step_s=STEP_S),
         health=HealthConfig(
-            sources=("kernel_log",), kernel_log=str(log), gpus={"0000:9b:00.0": "rack-1/2"}
+            sources=("kernel_log",),
+            kernel_log=str(log),
+            gpus={"0000:9b:00.0": "rack-1/2"},
+            webhook_port=webhook_port,
         ),
     )
 
@@ -79,11 +85,22 @@ def states(run: LocalRun) -> dict[str, str]:
     }
 
 
+def post(port: int, body: dict[str, Any]) -> int:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/health/report",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return int(answer.status)
+
+
 @pytest.mark.timeout(240)
 def test_a_slow_slot_and_a_suspect_gpu_in_a_real_run(tmp_path: Path) -> None:
     log = tmp_path / "kern.log"
     log.write_text(XID)  # Of before we came: it says nothing.
-    with LocalRun(config(log), home=tmp_path) as run:
+    port = free_port()
+    with LocalRun(config(log, port), home=tmp_path) as run:
         run.wait_for(lambda e: isinstance(e, StepCommitted) and e.step >= 15, 120.0)
         assert set(states(run).values()) == {"healthy"}
 
@@ -117,6 +134,7 @@ def test_a_slow_slot_and_a_suspect_gpu_in_a_real_run(tmp_path: Path) -> None:
                 id=new_id(), at=time.time(), who="ada", via="cli", proposal=proposal.id,
                 generation=proposal.generation, revision=proposal.revision, verdict="approved",
                 option=next(i for i, o in enumerate(proposal.options) if o.kind == "shrink"),
+                reason="no boost today",
             ),
         )  # fmt: skip
         assert answer.ok, answer.message
@@ -136,6 +154,13 @@ def test_a_slow_slot_and_a_suspect_gpu_in_a_real_run(tmp_path: Path) -> None:
         )  # fmt: skip
         assert submit(run, report).ok
         assert proposal_of(run, 1, "open", after).kind == "grow"
+
+        # Another system knows of a GPU what nothing here can see.
+        after, began = len(run.entries), time.time()
+        assert post(port, {"gpu": "rack-1/0", "state": "draining", "reason": "burn-in"}) == 202
+        proposal = proposal_of(run, 1, "open", after)
+        assert proposal.created_at - began < 1.0
+        assert "rack-1/0 is draining: webhook: reported - burn-in" in proposal.cause
 
 
 def test_bench_health_reaches_its_targets() -> None:

@@ -263,3 +263,16 @@ def test_placed() -> None:
     assert addresses.placed(seen).gpu == "r/0"
     unknown = Observation(source="kernel_log", gpu="0000:06:00.0", pci="0000:06:00.0", code=79)
     assert addresses.placed(unknown).gpu is None
+
+
+def test_a_source_that_changes_its_word_takes_no_event_back() -> None:
+    """NVML and exporters tell of Xids as they happen, and of the GPU's state beside them."""
+    book = VerdictBook(CONFIG)
+    xid79 = Observation(source="nvml", gpu=GPU, code=79, verdict="failed")
+    book.observe(xid79, T0)
+    book.observe(reading("hw_thermal_slowdown", "degraded"), T0 + 1)
+    book.observe(reading(None, "healthy"), T0 + 2)
+    book.tick(T0 + 100)
+    assert state(book) == "failed"
+    book.repaired(GPU, T0 + 101)
+    assert state(book) == "healthy"

@@ -7,6 +7,7 @@ is not news ten times a second.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -23,6 +24,7 @@ from runtime.health.sources.kernel import KernelLogSource
 from runtime.health.sources.nvml import NvmlSource
 from runtime.health.sources.polled import PrometheusSource, SmiSource
 from runtime.health.sources.port import HealthSource, SourceState
+from runtime.health.sources.webhook import TOKEN_VARIABLE, WebhookSource
 
 RETRY_S = 10.0
 PROC_GPUS = Path("/proc/driver/nvidia/gpus")
@@ -156,7 +158,8 @@ def open_watch(
     """The watch of an agent's host.
 
     home: where to remember which board sits in which slot, over restarts. real: the devices are, so
-    that without a word in the config NVML and the kernel log are watched; else nothing is.
+    that without a word in the config NVML and the kernel log are watched; else nothing is, but for
+    a webhook that has a port.
     """
     names = config.sources
     if names is None:
@@ -166,8 +169,18 @@ def open_watch(
     addresses = AddressMap(gpus, config.gpus, _recalled(kept))
     if names:
         addresses.learn(proc_identities())
+    sources = sources_of(config) if names else []
+    if config.webhook_port:
+        webhook = WebhookSource(
+            (config.webhook_host, config.webhook_port),
+            load_catalogue(config.xid),
+            locate=addresses.locate,
+            gpus=gpus,
+            token=os.environ.get(TOKEN_VARIABLE, "").strip(),
+        )
+        sources.append(webhook)
     return Watch(
-        sources_of(config) if names else [],
+        sources,
         addresses=addresses,
         sink=sink,
         poll_s=config.poll_s,
