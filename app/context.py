@@ -12,14 +12,16 @@ import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
-from app.commands import Author, Commands, local_author
+from app import access
+from app.commands import Author, Commands
 from app.lookback import Lookback
 from app.queries import LiveReader, LiveSnapshot
-from storage.identity import writer_key
+from storage.identity import least_role, may, writer_key
 from storage.live.port import LiveStore
 from storage.live.redis_store import RedisStore
-from storage.records import RunState
+from storage.records import Command, RunState
 from storage.settings import Settings
+from storage.sign_in import NotSignedInError
 
 TICK_S = 1.0
 ENDED = ("stopped", "failed")
@@ -45,9 +47,21 @@ def lookback() -> Lookback:
     return Lookback(settings().database_url)
 
 
-@st.cache_resource(max_entries=1)
 def author() -> Author:
-    return local_author()
+    """Who acts in this session now; somebody without a role where the sign-in has ended."""
+    try:
+        found = access.person()
+    except NotSignedInError:
+        return Author(who="nobody", role="")
+    return Author(who=found.who, role=found.role)
+
+
+def lacks(kind: type[Command]) -> str:
+    """Why the person here may not ask for commands of `kind`, "" where they may."""
+    role = author().role
+    if may(role, kind):
+        return ""
+    return f"This takes the role {least_role(kind)} or higher; yours is {role or 'none'}."
 
 
 @st.cache_resource(max_entries=1)

@@ -16,7 +16,7 @@ from app.queries import LiveSnapshot
 from app.shapes import Looks, slot_of
 from app.tables import event_table
 from app.words import number
-from storage.records import RackRecord, RunState
+from storage.records import Fault, RackRecord, RunState
 
 PANELS = (
     ("power", "power_w", "W", 1.0),
@@ -47,8 +47,11 @@ def gpu_detail(snapshot: LiveSnapshot, state: RunState, looks: Looks, gpu: str |
     if state.emulated and state.status not in context.ENDED:
         failed = record.state_names()[slot] in ("failed", "repairing")
         label = "Repair this GPU" if failed else "Inject fault"
-        if st.button(f"{label} (emulated run)…", key="inject_fault"):
+        lacks = context.lacks(Fault)
+        if st.button(f"{label} (emulated run)…", key="inject_fault", disabled=bool(lacks)):
             dialogs.fault(state.run, gpu, failed, mint())
+        if lacks:
+            st.caption(lacks)
 
 
 def _told(snapshot: LiveSnapshot, gpu: str) -> None:

@@ -9,7 +9,7 @@ import time
 
 import streamlit as st
 
-from app import context
+from app import access, context
 from app.components.registry import mount
 from app.palette import STATUS_LOOKS
 from app.queries import LiveSnapshot
@@ -25,18 +25,24 @@ counterpoise --help                    # everything else
 
 
 def render() -> None:
-    """The run selector (where there is a choice) and the live strip."""
+    """The run selector (where there is a choice), the live strip, and the way out."""
     runs, _ = context.reader().runs()
     selected = context.selected_run()
     strip = st.fragment(_strip, run_every=context.tick_s())
-    if len(runs) < 2:
+    has_choice, has_way_out = len(runs) > 1, access.has_way_out()
+    if not has_choice and not has_way_out:
         strip()
         return
-    choice, now = st.columns([1, 4], gap="small")
-    with choice:
-        _selector(runs, selected)
-    with now:
+    widths = [1.0] * has_choice + [4.0] + [0.6] * has_way_out
+    columns = st.columns(widths, gap="small")
+    if has_choice:
+        with columns[0]:
+            _selector(runs, selected)
+    with columns[int(has_choice)]:
         strip()
+    if has_way_out:
+        with columns[-1]:
+            access.sign_out_control()
 
 
 def nothing_runs(down: str) -> None:
@@ -75,7 +81,7 @@ def _strip() -> None:
 
 def _data(snapshot: LiveSnapshot, run: str | None) -> dict[str, object]:
     state = snapshot.state
-    common = {"now": time.time(), "note": local_note(), "down": snapshot.down}
+    common = {"now": time.time(), "note": access.note(), "down": snapshot.down}
     if state is None:
         name = f"Run {run} is not known here" if run else "No run"
         return common | {
@@ -102,10 +108,3 @@ def _data(snapshot: LiveSnapshot, run: str | None) -> dict[str, object]:
         "ended": state.status in context.ENDED,
         "reason": state.status_reason,
     }
-
-
-def local_note() -> str:
-    """Who may act, said on every page: there are no roles yet."""
-    who = context.author().who
-    address = st.get_option("server.address") or "every address of this machine"
-    return f"Local mode: anyone who can open this page on {address} may approve, as {who}."

@@ -13,6 +13,7 @@ from app.exports import as_csv, as_parquet
 from app.lookback import PastRun
 from app.report import report
 from storage.history.notes import MAX_TEXT, Note
+from storage.records import Report
 
 NOTE_COLUMNS = (
     Column(label="When", kind="right"),
@@ -39,7 +40,8 @@ def _notes(past: PastRun) -> None:
     )
     text = st.text_area("New note", max_chars=MAX_TEXT, key=f"note_{run}")
     command = st.session_state.setdefault(f"note_id_{run}", mint())
-    if st.button("Keep", key=f"keep_{run}", type="primary"):
+    lacks = context.lacks(Report)
+    if st.button("Keep", key=f"keep_{run}", type="primary", disabled=bool(lacks)) and not lacks:
         trouble = context.lookback().set_tags(run, tags.split(","), who)
         if not trouble and text.strip():
             note = Note(id=command, at=time.time(), who=who, text=text.strip())
@@ -50,7 +52,7 @@ def _notes(past: PastRun) -> None:
         st.session_state.pop(f"note_id_{run}", None)
         st.session_state.pop(f"note_{run}", None)
         st.rerun()
-    st.caption(f"Recorded as {who}. Notes cannot be changed afterwards.")
+    st.caption(lacks or f"Recorded as {who}. Notes cannot be changed afterwards.")
 
 
 def _downloads(past: PastRun) -> None:

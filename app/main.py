@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from app import context, header
+from app import access, context, header
 from app.views import history, incidents, overview, power, racks, reconfigure, replicas
 from storage.settings import SettingsError
 
@@ -16,9 +16,12 @@ def main() -> None:
     st.set_page_config(page_title="Counterpoise", layout="wide", initial_sidebar_state="collapsed")
     try:
         context.settings()
+        access.sign_in()
     except SettingsError as error:
         st.markdown(f"**The dashboard cannot start as it is set up.** {error}.")
         st.markdown("Correct it, then start the dashboard again.")
+        return
+    if not access.admit():
         return
     pages = [
         st.Page(overview.render, title="Overview", url_path="home", default=True),

@@ -11,7 +11,7 @@ from app.proposal_card import card_body, card_head
 from app.queries import LiveSnapshot
 from app.tables import proposal_table
 from app.words import ACTION_WORDS
-from storage.records import ActionKind, Proposal, RunState
+from storage.records import ActionKind, Decide, Proposal, RunState, Trigger
 
 # What a person may ask for; the planner answers with a proposal or says why not
 TRIGGERS: tuple[ActionKind, ...] = ("shrink", "shrink_boost", "grow", "drop")
@@ -65,11 +65,20 @@ def _closed_at(proposal: Proposal) -> float:
 
 
 def _decide(proposal: Proposal) -> None:
-    approve, reject, _ = st.columns([1, 1, 3])
-    if approve.button("Approve…", key=f"approve_{proposal.id}", type="primary", width="stretch"):
+    lacks = context.lacks(Decide)
+    approve, reject, why = st.columns([1, 1, 3], vertical_alignment="center")
+    if approve.button(
+        "Approve…",
+        key=f"approve_{proposal.id}",
+        type="primary",
+        width="stretch",
+        disabled=bool(lacks),
+    ):
         dialogs.open_approve(proposal)
-    if reject.button("Reject…", key=f"reject_{proposal.id}", width="stretch"):
+    if reject.button("Reject…", key=f"reject_{proposal.id}", width="stretch", disabled=bool(lacks)):
         dialogs.open_reject(proposal)
+    if lacks:
+        why.caption(lacks)
 
 
 def _requests(snapshot: LiveSnapshot) -> None:
@@ -116,8 +125,11 @@ def _trigger(state: RunState) -> None:
             st.session_state["trigger_command"] = mint()
         context.reader().refresh(state.run)
 
-    send.button("Ask", key="trigger_send", on_click=submit, width="stretch")
-    st.caption("The planner predicts its effect first; it is carried out only once approved.")
+    lacks = context.lacks(Trigger)
+    send.button("Ask", key="trigger_send", on_click=submit, width="stretch", disabled=bool(lacks))
+    st.caption(
+        f"The planner predicts its effect first; it is carried out only once approved. {lacks}"
+    )
 
 
 def _closed() -> None:

@@ -21,6 +21,7 @@ from runtime.errors import UserError
 from runtime.plan.manifest import Start
 from storage.identity import WRITERS, refusal, writer_key
 from storage.settings import Settings
+from storage.sign_in import SignIn
 
 config_option = click.option(
     "--config",
@@ -135,22 +136,37 @@ def recorder() -> None:
 @click.command()
 @click.option("--port", type=int, default=8501, show_default=True)
 def app(port: int) -> None:
-    """Serve the dashboard, on 127.0.0.1 unless STREAMLIT_SERVER_ADDRESS says otherwise."""
+    """Serve the dashboard, on 127.0.0.1 unless STREAMLIT_SERVER_ADDRESS says otherwise.
+
+    COUNTERPOISE_AUTH says who may: `local` (whoever reaches 127.0.0.1 is admin), `oidc` or `proxy`.
+    """
     if not 1 <= port <= 65535:
         raise UserError(f"--port is {port}; allowed: 1 to 65535")
     spec = importlib.util.find_spec("app")
     if spec is None or spec.origin is None:
         raise UserError("the dashboard is not installed; run `./run setup`")
     folder = Path(spec.origin).parent
-    os.environ.setdefault("STREAMLIT_SERVER_ADDRESS", "127.0.0.1")
+    sign_in = check_sign_in()
+    secrets = ["--secrets.files", str(sign_in.secrets_file)] if sign_in.secrets_file else []
     # Streamlit looks for its config beside the script it runs; it replaces this process.
     os.execv(
         sys.executable,
         [
             sys.executable, "-m", "streamlit", "run", str(folder / "main.py"),
-            "--server.port", str(port),
+            "--server.port", str(port), *secrets,
         ],
     )  # fmt: skip
+
+
+def check_sign_in() -> SignIn:
+    """How people sign in to the dashboard; it listens on 127.0.0.1 unless told otherwise.
+
+    Raises:
+        SettingsError: it is set up wrongly, or would let in everybody from elsewhere.
+    """
+    sign_in = SignIn.from_env()
+    sign_in.check_address(os.environ.setdefault("STREAMLIT_SERVER_ADDRESS", "127.0.0.1"))
+    return sign_in
 
 
 def mint_run_id(config: Config) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from runtime.commands.roles import config_option, mint_run_id
+from runtime.commands.roles import check_sign_in, config_option, mint_run_id
 from runtime.config import Config, load_config
 from runtime.control.supervisor import (
     StopAsked,
@@ -47,6 +47,7 @@ def up(config_path: Path | None, port: int | None, fresh: bool) -> None:
     Without --config it trains a small model on two racks of 8 emulated GPUs. Ctrl-C stops all of
     it; the next `up` goes on from there.
     """
+    check_sign_in()
     session = _Session(load_config(config_path), config_path, fresh=fresh)
     sys.exit(session.run(dashboard_port(port)))
 

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.services import dies_with_us, stop_process, wait_until
 
 START_DEADLINE_S = 60.0
-MAIN = Path(__file__).parents[2] / "app" / "main.py"
+ROOT = Path(__file__).parents[2]
 
 
 def free_port() -> int:
@@ -25,9 +26,10 @@ def free_port() -> int:
 
 
 class Dashboard:
-    """One Streamlit server. home: of its stores. Start it from the main thread."""
+    """One Streamlit server. home: of its stores. more: variables of its environment. Start it from
+    the main thread."""
 
-    def __init__(self, home: Path, redis_url: str) -> None:
+    def __init__(self, home: Path, redis_url: str, more: Mapping[str, str] | None = None) -> None:
         self.home = home
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -35,16 +37,17 @@ class Dashboard:
         self._env = os.environ | {
             "COUNTERPOISE_HOME": str(home),
             "COUNTERPOISE_REDIS_URL": redis_url,
-            "PYTHONPATH": str(MAIN.parents[1]),
+            "PYTHONPATH": str(ROOT),
+            **(more or {}),
         }
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Return once it answers."""
-        command = [*dies_with_us("KILL"), sys.executable, "-m", "streamlit", "run", str(MAIN)]
+        command = [*dies_with_us("KILL"), sys.executable, "-m", "counterpoise", "app"]
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                [*command, "--server.port", str(self.port)],
+                [*command, "--port", str(self.port)],
                 env=self._env,
                 cwd=self.home,
                 stdout=output,

@@ -1,0 +1,159 @@
+"""People sign in at a real OpenID Connect provider, or through a proxy; their role decides what the
+pages let them do."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from storage import sign_in
+from tests.support import services
+from tests.support.dashboard import Dashboard
+from tests.support.feeder import Feeder
+from tests.support.pages import DEADLINE_MS, DESKTOP, confirm, dialog, visit
+from tests.support.provider import Provider
+
+COOKIE_SECRET = "a-cookie-secret-of-32-characters-at-least"
+PROXY_SECRET = "what-only-the-proxy-knows"
+ROLES = "viewer=staff; operator=sre; approver=leads; admin=platform"
+PEOPLE = {
+    "vera@example.org": ["staff"],
+    "lea@example.org": ["staff", "leads"],
+    "otto@example.org": ["elsewhere"],
+}
+
+
+@contextmanager
+def _running(server: services.RedisServer, more: dict[str, str]) -> Iterator[Dashboard]:
+    with tempfile.TemporaryDirectory(prefix="counterpoise-app-") as home:
+        running = Dashboard(Path(home), server.url, more)
+        try:
+            running.start()
+            yield running
+        finally:
+            running.kill()
+
+
+@pytest.fixture
+def signed(server: services.RedisServer, tmp_path: Path) -> Iterator[tuple[Dashboard, Provider]]:
+    """A dashboard that signs people in at a provider of its own."""
+    secrets = tmp_path / "secrets.toml"
+    more = {"COUNTERPOISE_AUTH": "oidc", sign_in.SECRETS: str(secrets), sign_in.ROLES_OF: ROLES}
+    with tempfile.TemporaryDirectory(prefix="counterpoise-app-") as home:
+        running = Dashboard(Path(home), server.url, more)
+        provider = Provider(PEOPLE, f"{running.url}/oauth2callback")
+        secrets.write_text(provider.secrets_toml(COOKIE_SECRET))
+        secrets.chmod(0o600)
+        try:
+            running.start()
+            yield running, provider
+        finally:
+            running.kill()
+            provider.close()
+
+
+def _sign_in(page: Page, who: str) -> None:
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("heading", name="Who are you?")).to_be_visible()
+    page.get_by_role("link", name=who).click()
+
+
+def test_a_viewer_sees_and_cannot_act_an_approver_can(
+    signed: tuple[Dashboard, Provider], page: Page, feeder: Feeder
+) -> None:
+    dashboard, _ = signed
+    feeder.fault("r1/3", "kill")
+    page.goto(f"{dashboard.url}/reconfigure?run={feeder.run}")
+    expect(page.get_by_text("Sign in to see runs")).to_be_visible()
+    assert page.locator(".strip").count() == 0
+
+    _sign_in(page, "vera@example.org")
+    visit(page, dashboard, "reconfigure", feeder)
+    expect(page.get_by_text("Signed in as vera@example.org, viewer.")).to_be_visible()
+    for name in ("Approve…", "Reject…", "Ask"):
+        expect(page.get_by_role("button", name=name)).to_be_disabled()
+    expect(
+        page.get_by_text("This takes the role approver or higher; yours is viewer.")
+    ).to_be_visible()
+
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("button", name="Sign in")).to_be_visible()
+    _sign_in(page, "lea@example.org")
+    visit(page, dashboard, "reconfigure", feeder)
+    expect(page.get_by_text("Signed in as lea@example.org, approver.")).to_be_visible()
+    page.get_by_role("button", name="Approve…").click()
+    expect(dialog(page).get_by_text("Recorded as lea@example.org")).to_be_visible()
+    confirm(page, "Approve")
+    services.wait_until(
+        lambda: feeder.proposal is not None and feeder.proposal.decided_by == "lea@example.org",
+        15.0,
+        "a decision by whoever is signed in",
+    )
+
+
+def test_without_a_role_there_is_no_page(
+    signed: tuple[Dashboard, Provider], page: Page, feeder: Feeder
+) -> None:
+    dashboard, provider = signed
+    page.goto(dashboard.url)
+    _sign_in(page, "otto@example.org")
+    expect(
+        page.get_by_text("You are signed in as otto@example.org, but have no role")
+    ).to_be_visible()
+    assert page.locator(".strip").count() == 0
+
+    provider.issued_ago_s = 13 * 3600.0
+    page.get_by_role("button", name="Sign out").click()
+    _sign_in(page, "lea@example.org")
+    expect(page.get_by_text("Your sign-in is older than 12 h")).to_be_visible()
+
+
+def test_the_proxy_says_who_it_is_and_nobody_else_can(
+    server: services.RedisServer, browser: Browser, feeder: Feeder
+) -> None:
+    more = {
+        "COUNTERPOISE_AUTH": "proxy",
+        sign_in.PROXY_SECRET: PROXY_SECRET,
+        sign_in.ROLES_OF: ROLES,
+        sign_in.SIGN_OUT: "/oauth2/sign_out",
+    }
+    said = {"X-Forwarded-User": "otis", "X-Forwarded-Groups": "staff,sre"}
+    with _running(server, more) as dashboard:
+        for secret, words in (("a-guess-of-the-secret", "sign-in proxy only"), (PROXY_SECRET, "")):
+            context = browser.new_context(
+                viewport=DESKTOP, extra_http_headers=said | {sign_in.SECRET_HEADER: secret}
+            )
+            context.set_default_timeout(DEADLINE_MS)
+            page = context.new_page()
+            page.goto(f"{dashboard.url}/reconfigure?run={feeder.run}")
+            if words:
+                expect(page.get_by_text(words)).to_be_visible()
+                assert page.locator(".strip").count() == 0
+            else:
+                expect(page.get_by_text("Signed in as otis, operator.")).to_be_visible()
+                expect(page.get_by_role("link", name="Sign out")).to_be_visible()
+                expect(page.get_by_role("button", name="Ask")).to_be_enabled()
+            context.close()
+        assert PROXY_SECRET not in dashboard.log.read_text()
+
+
+def test_local_mode_answers_for_this_machine_only(
+    dashboard: Dashboard, browser: Browser, feeder: Feeder
+) -> None:
+    context = browser.new_context(viewport=DESKTOP)
+    context.set_default_timeout(DEADLINE_MS)
+    page = context.new_page()
+    page.goto(f"http://localhost:{dashboard.port}/?run={feeder.run}")
+    expect(
+        page.get_by_text("Local mode: anyone who can open this page on 127.0.0.1")
+    ).to_be_visible()
+    # Chromium resolves every name under localhost to this machine, as a rebound name would be
+    page.goto(f"http://evil.localhost:{dashboard.port}/?run={feeder.run}")
+    expect(page.get_by_text("This dashboard is in local mode")).to_be_visible()
+    assert page.locator(".strip").count() == 0
+    context.close()
