@@ -93,14 +93,18 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     clip_norm: float = 1.0
     seed: int = 0
     sync: Literal["direct", "reshard"] = "direct"
-    fractional: Literal["auto", "on", "off"] = "off"
+    fractional: Literal["auto", "on", "off"] = "auto"
     bucket_mb: float = 4.0
     state_hash_every: int = 50
+    non_finite: Literal["skip", "stop"] = "skip"
+    max_skipped: int = 3
 
     def __post_init__(self) -> None:
         for key in ("seq_len", "global_batch", "micro_batch"):
             _require(getattr(self, key) >= 1, key, getattr(self, key), "1 or more")
-        for key in ("steps", "warmup_steps", "decay_tokens", "seed", "state_hash_every"):
+        for key in (
+            "steps", "warmup_steps", "decay_tokens", "seed", "state_hash_every", "max_skipped"
+        ):  # fmt: skip
             _require(getattr(self, key) >= 0, key, getattr(self, key), "0 or more")
         for key in ("lr", "clip_norm", "bucket_mb", "eps"):
             _require(0 < getattr(self, key) < math.inf, key, getattr(self, key), "more than 0")

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from runtime.config import ModelConfig
+from runtime.engine.finite import Probe
 from runtime.engine.group import Group
 from runtime.engine.layers import (
     NormIntoReplica,
@@ -55,6 +56,7 @@ class SlotModel:
         """shares: how this slot works on each stored family; none given: on all units it holds."""
         self._model = model
         self._group = group
+        self.probe: Probe | None = None
         self._leaves: dict[tuple[str, int], torch.Tensor] = {}
         self._numbers: dict[tuple[str, int], tuple[int, ...]] = {}
         self._bind(state)
@@ -132,12 +134,21 @@ class SlotModel:
         rows = self._row_of_token[tokens]
         x = self._embed(rows[:, :-1])
         for layer in range(self._model.num_layers):
-            x = x + SumOverReplica.apply(self._attention(x, layer, first), self._group)
-            x = x + SumOverReplica.apply(self._mlp(x, layer, first), self._group)
+            x = x + self._summed(self._attention(x, layer, first), layer, 0)
+            x = x + self._summed(self._mlp(x, layer, first), layer, 1)
         hidden = self._norm(x, "final_norm", -1)
         head = self._leaves["embed" if self._model.tied else "head", -1]
         logits = functional.linear(hidden.flatten(0, 1), head)
-        return VocabParallelLoss.apply(logits, rows[:, 1:].flatten(), self._num_padded, self._group)
+        targets = rows[:, 1:].flatten()
+        loss = VocabParallelLoss.apply(logits, targets, self._num_padded, self._group)
+        if self.probe is not None:
+            self.probe.loss(loss)
+        return loss
+
+    def _summed(self, partial: torch.Tensor, layer: int, block: int) -> torch.Tensor:
+        if self.probe is not None:
+            self.probe.block(layer, block, partial)
+        return SumOverReplica.apply(partial, self._group)
 
     def _norm(self, x: torch.Tensor, leaf: str, layer: int) -> torch.Tensor:
         return NormIntoReplica.apply(

@@ -8,6 +8,7 @@ import torch
 
 from runtime.config import TrainConfig
 from runtime.engine.state import State
+from runtime.plan.generation import NOT_FINITE
 
 _NORM_FLOOR = 1e-6
 
@@ -35,9 +36,19 @@ def clip_factor(train: TrainConfig, grad_norm: float) -> float:
 def apply_step(train: TrainConfig, state: State, grad_norm: float) -> None:
     """Apply the synchronised gradients of step `state.applied_step` and count it as applied.
 
+    With NOT_FINITE for a norm the step is counted and moves nothing, neither parameters nor
+    moments; learning rate and bias correction go on as if it had.
     Local and without waits: a rank that starts it finishes it (or dies). Consumes the gradients.
     """
     count = state.applied_step + 1
+    if grad_norm != NOT_FINITE:
+        _update(train, state, grad_norm, count)
+    state.applied_step = count
+    state.grad_norm = grad_norm
+    state.synced = False
+
+
+def _update(train: TrainConfig, state: State, grad_norm: float, count: int) -> None:
     lr = learning_rate(train, state.applied_step)
     beta1, beta2 = train.betas
     grads = state.grads.mul_(clip_factor(train, grad_norm))
@@ -48,6 +59,3 @@ def apply_step(train: TrainConfig, state: State, grad_norm: float) -> None:
     if train.weight_decay:
         state.params[: state.layout.decayed].mul_(1 - lr * train.weight_decay)
     state.params.addcdiv_(state.exp_avg, denominator, value=-lr / (1 - beta1**count))
-    state.applied_step = count
-    state.grad_norm = grad_norm
-    state.synced = False

@@ -67,6 +67,12 @@ class Reference:
         self.step_number += 1
         return loss.item(), norm
 
+    def skip(self) -> None:
+        """Pass over a step, not the first, as if it had not been finite: it counts all the same."""
+        for state in self._optimizer.state.values():
+            state["step"] += 1
+        self.step_number += 1
+
 
 def logits(model: ModelConfig, params: dict[tuple[str, int], Tensor], tokens: Tensor) -> Tensor:
     """Logits `(batch, time, vocab)` of tokens `(batch, time)`."""

@@ -11,7 +11,12 @@ from runtime.engine.checkpoint import CheckpointError, checkpoints_by_age, read_
 from runtime.plan.manifest import Manifest, Start
 
 # Settings of TrainConfig that do not change what a step computes.
-_FREE = frozenset({"steps", "micro_batch", "bucket_mb", "state_hash_every", "sync", "fractional"})
+_FREE = frozenset(
+    {
+        "steps", "micro_batch", "bucket_mb", "state_hash_every", "sync", "fractional", "non_finite",
+        "max_skipped",
+    }
+)  # fmt: skip
 
 
 def find_start(config: Config, runs: Path) -> tuple[Start, str]:

@@ -16,6 +16,7 @@ import torch
 
 from runtime.config import TrainConfig
 from runtime.engine.data import Text
+from runtime.engine.finite import NotFinite, Probe, locate
 from runtime.engine.group import Group
 from runtime.engine.model import SlotModel
 from runtime.engine.optimizer import apply_step
@@ -25,23 +26,29 @@ from runtime.engine.stopwatch import Stopwatch
 from runtime.engine.sync import GradientSync
 from runtime.engine.watch import Watch
 from runtime.errors import CounterpoiseError, GenerationAborted
-from runtime.plan.generation import GenerationPlan, ReplicaPlan
+from runtime.plan.generation import NOT_FINITE, GenerationPlan, ReplicaPlan
 
 
 class NonFiniteError(CounterpoiseError):
-    """Loss or gradient norm of a step is not finite; no rank has applied it."""
+    """Loss or gradient norm of a step is not finite, twice; no rank has applied or counted it."""
+
+    def __init__(self, step: int, seen: NotFinite) -> None:
+        super().__init__(f"step {step} is not finite: first {seen.where}")
+        self.step = step
+        self.seen = seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What a committed step did; only sample range and sync time differ between ranks.
 
-    loss: mean over the tokens of the global batch. grad_norm: before clipping. tokens: of the
-    global batch. first_sample, num_samples: of this rank's replica. compute_s: by world rank,
-    without waits. exposed_sync_s: from the end of backward to synchronised gradients,
-    packing and waits for slower ranks included: what overlap could not hide. hash_ok: whether all
-    holders' states agree, None when not compared. leave: some rank asked to leave; all leave after
-    this step.
+    loss: mean over the tokens of the global batch. grad_norm: before clipping; NOT_FINITE when the
+    step was skipped: it counts, but has moved nothing. tokens: of the global batch.
+    first_sample, num_samples: of this rank's replica. compute_s: by world rank, without waits.
+    exposed_sync_s: from the end of backward to synchronised gradients, packing and waits for slower
+    ranks included: what overlap could not hide. hash_ok: whether all holders' states agree, None
+    when not compared. leave: some rank asked to leave; all leave after this step. not_finite: what
+    was not finite when the step was first run, or both times.
     """
 
     step: int
@@ -54,6 +61,23 @@ class StepResult:
     exposed_sync_s: float
     hash_ok: bool | None = None
     leave: bool = False
+    not_finite: NotFinite | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Commit:
+    """What the commit reduction said. loss_sum: of this rank's replica alone."""
+
+    grad_norm: float
+    loss: float
+    leave: bool
+    compute_s: tuple[float, ...]
+    loss_sum: float
+    exposed_sync_s: float
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.grad_norm) and math.isfinite(self.loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,19 +114,63 @@ class Stepper:
         leave: asked right before the commit; when it is true on any rank, every rank learns so from
             the commit itself, so that all leave at the same boundary.
 
+        Not finite, the step is run once more, to tell a passing fault from one that stays and to
+        see where it begins. Then `train.non_finite` holds: skip it on all ranks alike, or stop.
+
         Raises:
             GenerationAborted: the state then is either before or after the step, as
                 `State.applied_step` and `State.synced` say.
             NonFiniteError: on all ranks alike, nothing applied.
         """
-        step, state, watch = self.state.applied_step, self.state, self.watch
+        step, state = self.state.applied_step, self.state
+        commit = self._attempt(step, before_commit, leave)
+        seen: NotFinite | None = None
+        if not commit.finite:
+            probe = Probe(state.layout)
+            probe.loss(torch.tensor(commit.loss_sum))
+            seen = locate(probe, state, self.world, again=False)
+            probe = Probe(state.layout)
+            commit = self._attempt(step, before_commit, leave, probe)
+            if not commit.finite:
+                seen = locate(probe, state, self.world, again=True)
+        if seen is not None and seen.again and self.train.non_finite == "stop":
+            state.synced = False
+            raise NonFiniteError(step, seen)
+        grad_norm = commit.grad_norm if commit.finite else NOT_FINITE
+        self.watch.phase = "compute"
+        self.at("before_apply")
+        apply_step(self.train, state, grad_norm)
+        self.at("after_apply")
+        return StepResult(
+            step=step,
+            loss=commit.loss,
+            grad_norm=grad_norm,
+            tokens=self._tokens,
+            first_sample=self.plan.first_sample(self.replica.replica, step),
+            num_samples=self.replica.num_samples,
+            compute_s=commit.compute_s,
+            exposed_sync_s=commit.exposed_sync_s,
+            hash_ok=self._compare_hashes(),
+            leave=commit.leave,
+            not_finite=seen,
+        )
+
+    def _attempt(
+        self,
+        step: int,
+        before_commit: Callable[[], float | None],
+        leave: Callable[[], bool],
+        probe: Probe | None = None,
+    ) -> _Commit:
+        """Compute, synchronise and commit; nothing is applied yet."""
+        state, watch = self.state, self.watch
         watch.phase = "compute"
         watch.waited_s = 0.0
         started = time.perf_counter()
         state.synced = False
         state.grads.zero_()
         self.at("step.start")
-        loss_sum = self._accumulate(step)
+        loss_sum = self._accumulate(step, probe)
         self.at("before_sync")
         exposed = Stopwatch(streamed=watch.streamed)
         with exposed.running():
@@ -114,39 +182,32 @@ class Stepper:
         watch.phase = "commit"
         totals = self._commit(loss_sum, leave(), busy_s if paced_s is None else paced_s)
         self.at("after_commit")
-        grad_norm, tokens = math.sqrt(totals[0]), self._tokens
-        loss = totals[1] / tokens
-        if not math.isfinite(grad_norm) or not math.isfinite(loss):
-            state.synced = False
-            raise NonFiniteError(f"step {step}: loss {loss}, gradient norm {grad_norm}")
-        watch.phase = "compute"
-        self.at("before_apply")
-        apply_step(self.train, state, grad_norm)
-        self.at("after_apply")
-        return StepResult(
-            step=step,
-            loss=loss,
-            grad_norm=grad_norm,
-            tokens=tokens,
-            first_sample=self.plan.first_sample(self.replica.replica, step),
-            num_samples=self.replica.num_samples,
-            compute_s=tuple(totals[3:]),
-            exposed_sync_s=exposed.seconds,
-            hash_ok=self._compare_hashes(),
+        return _Commit(
+            grad_norm=math.sqrt(totals[0]),
+            loss=totals[1] / self._tokens,
             leave=totals[2] > 0,
+            compute_s=tuple(totals[3:]),
+            loss_sum=loss_sum,
+            exposed_sync_s=exposed.seconds,
         )
 
     @property
     def _tokens(self) -> int:
         return self.plan.global_batch * self.train.seq_len
 
-    def _accumulate(self, step: int) -> float:
-        """Forward and backward over this replica's samples; returns its loss sum."""
+    def _accumulate(self, step: int, probe: Probe | None) -> float:
+        """Forward and backward over this replica's samples; returns its loss sum.
+
+        With a probe the gradients wait for backward's end, to be looked at before they are summed.
+        """
         first = self.plan.first_sample(self.replica.replica, step)
         last = first + self.replica.num_samples
         if self.model is None or first == last:
             self.sync.begin()
             return 0.0
+        if probe is not None:
+            probe.parameters(self.state)
+        self.model.probe = probe
         total: torch.Tensor | None = None
         for start in range(first, last, self.train.micro_batch):
             stop = min(start + self.train.micro_batch, last)
@@ -155,17 +216,21 @@ class Stepper:
             total = loss.detach() if total is None else total + loss.detach()
             if stop == last:
                 self.at("after_forward")
-                self.sync.begin()
+                if probe is None:
+                    self.sync.begin()
             # Not backward(gradient): given one, torch imports sympy, in every worker's first step.
             (loss * (1.0 / self._tokens)).backward()
-        return float(total) if self.reports_loss and total is not None else 0.0
+        if probe is not None:
+            probe.gradients(self.state)
+            self.sync.begin()
+        return float(total) if total is not None else 0.0
 
     @torch.no_grad()
     def _commit(self, loss_sum: float, leave: bool, compute_s: float) -> list[float]:
         """Sum (norm squared, loss, wishes to leave, compute seconds by rank) over the world: the
         commit barrier."""
         vector = torch.zeros(3 + self.world.size, dtype=torch.float64)
-        vector[1] = loss_sum
+        vector[1] = loss_sum if self.reports_loss else 0.0
         vector[2] = float(leave)
         vector[3 + self.rank] = compute_s
         vector = vector.to(self.state.params.device)

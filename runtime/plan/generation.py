@@ -13,6 +13,9 @@ import msgspec
 
 NO_HOLDER = -1
 
+# Gradient norm of a step that is counted but applied nowhere: it was not finite.
+NOT_FINITE = -1.0
+
 # Family name -> for every unit, the slot that holds it (`NO_HOLDER`: a standby replica's hole).
 # Key/value heads and replicated parameters are derived (runtime.layout), never stored.
 # A family whose units are shared by sample has turns: sample i of its replica is worked on as entry

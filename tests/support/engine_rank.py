@@ -33,6 +33,7 @@ class Rank:
         self._engine: Engine | None = None
         self._closed: list[Engine] = []
         self._traps: dict[str, str] = {}
+        self._spoilt_runs = 0
         self._lock = threading.Lock()
 
     @property
@@ -57,7 +58,28 @@ class Rank:
         """At the next pass of `point`: "kill" this process, or "hold" here until an abort."""
         self._traps[point] = action
 
+    def spoil(self, runs: int, layer: int) -> None:
+        """In the next `runs` runs of a step this slot adds a NaN in the MLP of `layer`."""
+        model = self.engine.stepper.model
+        assert model is not None
+        mlp, self._spoilt_runs = model._mlp, runs + 1
+
+        def spoilt(x: torch.Tensor, at: int, *more: Any) -> torch.Tensor:
+            out = mlp(x, at, *more)
+            return out * torch.nan if at == layer and self._spoilt_runs > 0 else out
+
+        model._mlp = spoilt  # type: ignore[method-assign]
+
+    def spoil_gradient(self) -> None:
+        """From now on the gradient of this slot's last `down` has a NaN; its loss does not."""
+        model = self.engine.stepper.model
+        assert model is not None
+        layer = max(at for name, at in model._leaves if name == "down")
+        model._leaves["down", layer].register_hook(lambda grad: grad * torch.nan)
+
     def at(self, point: str) -> None:
+        if point == "step.start" and self._spoilt_runs > 0:
+            self._spoilt_runs -= 1
         action = self._traps.pop(point, None)
         if action is None:
             return
