@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.config import ClusterConfig, Config, EmulatedConfig, RackConfig
+from runtime.config import ClusterConfig, Config, EmulatedConfig, RackConfig, TrainConfig
 from runtime.errors import PlanError
 from runtime.layout.takeover import home_holders, takeover
+from runtime.layout.units import first_turn
 from runtime.plan.cost import Calibration
 from runtime.plan.planner import Comparison, compare, leave_out, targets
 from runtime.plan.situation import Costs, ReplicaSituation, Situation
@@ -45,10 +47,14 @@ def replica(
 
 
 def situation(
-    *, dead: Slots | None = None, returned: Slots | None = None, num_racks: int = 2
+    *,
+    dead: Slots | None = None,
+    returned: Slots | None = None,
+    num_racks: int = 2,
+    fractional: Literal["auto", "off"] = "auto",
 ) -> Situation:
     racks = tuple(RackConfig(name=f"rack-{index}") for index in range(num_racks))
-    config = Config(cluster=ClusterConfig(racks=racks))
+    config = Config(cluster=ClusterConfig(racks=racks), train=TrainConfig(fractional=fractional))
     return Situation(
         config=config,
         replicas=tuple(
@@ -82,8 +88,8 @@ def test_a_dead_slot_lists_every_option() -> None:
     comparison = compare(situation(dead={1: [3]}), 1)
     assert [(o.kind, o.samples, round(o.step_s, 3)) for o in comparison.options] == [
         ("carry_on", (16, 0), 2.0),
-        ("shrink", (9, 7), 1.125),
-        ("shrink_boost", (8, 8), 1.015),
+        ("shrink", (8, 8), 1.096),
+        ("shrink_boost", (8, 8), 1.0),
         ("drop", (16, 0), 2.0),
         ("replace", (0, 0), 0.0),
         ("restart", (0, 0), 0.0),
@@ -97,12 +103,19 @@ def test_a_dead_slot_lists_every_option() -> None:
 
 
 def test_boost_says_what_it_reaches_and_keeps_the_budget() -> None:
-    boost = option(compare(situation(dead={1: [3]}), 1), "shrink_boost")
+    whole = situation(dead={1: [3]}, fractional="off")
+    boost = option(compare(whole, 1), "shrink_boost")
     assert "0.99 of the healthy pace, limited by the GPUs' highest cap" in boost.title
     assert boost.caps_w
     assert all(gpu.startswith("rack-1/") for gpu in boost.caps_w)
     assert sum(boost.caps_w.values()) + (7 - len(boost.caps_w)) * 1000.0 <= 8000.0
     assert boost.goodput == pytest.approx(0.985, abs=1e-3)
+
+
+def test_sharing_units_by_sample_reaches_what_whole_units_do_not() -> None:
+    boost = option(compare(situation(dead={1: [3]}), 1), "shrink_boost")
+    assert boost.title.endswith("boost up to 1147 W: 1.00 of the healthy pace")
+    assert boost.goodput == pytest.approx(1.0, abs=1e-3)
 
 
 def test_plain_shrink_when_boost_gains_nothing() -> None:
@@ -274,6 +287,5 @@ def test_every_feasible_option_can_be_carried_out(
                 assert (plan.num_samples == 0) or plan.mode == "training"
                 assert sum(plan.caps_w) <= 8000.0
                 if plan.mode == "training":
-                    assert plan.holders == takeover(
-                        now.config.model, was.home, was.holders, plan.live
-                    )
+                    whole = takeover(now.config.model, was.home, was.holders, plan.live)
+                    assert first_turn(plan.holders) == whole
