@@ -12,6 +12,7 @@ import time
 
 import streamlit as st
 
+from app.components.registry import mount
 from storage.settings import SettingsError
 from storage.sign_in import NotSignedInError, Person, SignIn
 
@@ -57,6 +58,8 @@ def admit() -> bool:
     except NotSignedInError as why:
         _door(str(why))
         return False
+    if sign_in().mode == "oidc":
+        mount("door", {"open": True}, "door", height=1)
     return True
 
 
@@ -91,6 +94,7 @@ def _door(why: str) -> None:
     st.markdown("### Counterpoise")
     st.markdown(why)
     if sign_in().mode == "oidc":
+        mount("door", {"open": False}, "door", height=1)
         st.button("Sign in", key="sign_in", type="primary", on_click=st.login)
         if not st.user.is_logged_in:
             return

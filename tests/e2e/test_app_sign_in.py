@@ -73,7 +73,8 @@ def test_a_viewer_sees_and_cannot_act_an_approver_can(
     assert page.locator(".strip").count() == 0
 
     _sign_in(page, "vera@example.org")
-    visit(page, dashboard, "reconfigure", feeder)
+    # Back at the page that was asked for, not at the root
+    expect(page).to_have_url(f"{dashboard.url}/reconfigure?run={feeder.run}")
     expect(page.get_by_text("Signed in as vera@example.org, viewer.")).to_be_visible()
     for name in ("Approve…", "Reject…", "Ask"):
         expect(page.get_by_role("button", name=name)).to_be_disabled()

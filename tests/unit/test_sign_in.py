@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from runtime.cli import cli
 from storage import sign_in
 from storage.settings import SettingsError
 from storage.sign_in import SECRET_HEADER, NotSignedInError, Person, SignIn
@@ -179,3 +181,13 @@ def test_a_secrets_file_open_to_others_is_refused(tmp_path: Path) -> None:
     path.chmod(0o644)
     with pytest.raises(SettingsError, match="chmod o="):
         SignIn.from_env({"COUNTERPOISE_AUTH": "oidc", sign_in.SECRETS: str(path)})
+
+
+@pytest.mark.parametrize("command", ["app", "up"])
+def test_nothing_starts_that_would_let_in_everybody(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("STREAMLIT_SERVER_ADDRESS", "0.0.0.0")
+    result = CliRunner().invoke(cli, [command])
+    assert isinstance(result.exception, SettingsError)
+    assert "for 127.0.0.1 only" in str(result.exception)
