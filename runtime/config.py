@@ -17,6 +17,7 @@ import msgspec
 from runtime.config_errors import explain
 from runtime.errors import ConfigError
 from runtime.health.config import HealthConfig
+from runtime.plan.policy_config import PolicyConfig as PolicyConfig
 from runtime.power.config import CurvePoints, PowerConfig, require_curve
 
 
@@ -186,26 +187,6 @@ class EmulatedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self.normal_cap_w,
             f"min_cap_w ({self.min_cap_w}) to max_cap_w ({self.max_cap_w})",
         )
-
-
-Answer = Literal["auto", "approve", "auto_after_deadline"]
-
-
-class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who decides what, and how long a proposal stands.
-
-    Leaving out a broken replica is always automatic.
-    """
-
-    shrink: Answer = "approve"
-    grow: Answer = "approve"
-    drop: Answer = "approve"
-    expires_s: float = 900.0
-    deadline_s: float = 120.0
-
-    def __post_init__(self) -> None:
-        _require(self.expires_s > 0, "expires_s", self.expires_s, "more than 0")
-        _require(self.deadline_s > 0, "deadline_s", self.deadline_s, "more than 0")
 
 
 class ControlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

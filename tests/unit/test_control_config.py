@@ -38,7 +38,8 @@ from runtime.errors import ConfigError
         ({"model": {"head_dim": 7}}, "`model.head_dim` is 7; allowed: an even number"),
         (
             {"policy": {"shrink": "never"}},
-            "`policy.shrink` is 'never'; allowed: 'approve' or 'auto' or 'auto_after_deadline'",
+            "`policy.shrink` is 'never'; allowed: 'approve' or 'auto' or 'auto_after_deadline' or "
+            "'by_mode' or 'observe' or 'recommend'",
         ),
         ({"cluster": {"racks": [{"gpus": 8}]}}, "`cluster.racks[0].name` is missing"),
         (
