@@ -6,6 +6,9 @@ missed gradient, a wrong owner, a corrupted message.
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
+
 import torch
 
 from runtime.engine.group import Group
@@ -14,6 +17,9 @@ from runtime.engine.state import State
 _ODD = -0x61C8864680B583EB  # 2**64 / golden ratio, as a signed odd number
 _MIX = 0x2545F4914F6CDD1D
 _NOT_HELD = torch.iinfo(torch.int64).min
+# Of the units that differ, so many are looked at for who is odd, and so many are named.
+_MOST_LOOKED_AT = 256
+_MOST_NAMED = 8
 
 
 def unit_hashes(state: State) -> torch.Tensor:
@@ -46,13 +52,50 @@ def unit_hashes(state: State) -> torch.Tensor:
     return out
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Holders of the same units that do not hold the same bits.
+
+    units: which, as (family, unit), the first few. odd: world ranks that differ from more than half
+    of a unit's holders, ascending. unsure: those of units where no such majority is.
+    """
+
+    units: tuple[tuple[str, int], ...]
+    odd: tuple[int, ...]
+    unsure: tuple[int, ...]
+
+
 @torch.no_grad()
-def hashes_agree(state: State, world: Group) -> bool:
-    """Compare over all holders; every rank of `world` must call it (one all-reduce)."""
+def find_difference(state: State, world: Group) -> Difference | None:
+    """Compare over all holders; None: all agree. Every rank of `world` must call it.
+
+    One all-reduce; who differs is asked only when somebody does.
+
+    Raises:
+        GenerationAborted: aborted, or a peer is gone.
+    """
     if world.size == 1:
-        return True
+        return None
     own = unit_hashes(state)
     # max(~x) is ~min(x): equal extremes mean equal hashes. Units not held sit below every hash.
     extremes = torch.stack([own, torch.where(own == _NOT_HELD, own, ~own)])
     world.all_reduce(extremes, "max", on_host=True)
-    return bool((extremes[0] == ~extremes[1]).all())
+    numbers = (extremes[0] != ~extremes[1]).nonzero().flatten()[:_MOST_LOOKED_AT]
+    if not len(numbers):
+        return None
+    columns = world.all_gather(own[numbers]).t().tolist()
+    odd: set[int] = set()
+    unsure: set[int] = set()
+    for hashes in columns:
+        holders = [rank for rank, value in enumerate(hashes) if value != _NOT_HELD]
+        value, count = Counter(hashes[rank] for rank in holders).most_common(1)[0]
+        if 2 * count > len(holders):
+            odd.update(rank for rank in holders if hashes[rank] != value)
+        else:
+            unsure.update(holders)
+    names = [(f, unit) for f, count in state.layout.num_units.items() for unit in range(count)]
+    return Difference(
+        units=tuple(names[number] for number in numbers.tolist()[:_MOST_NAMED]),
+        odd=tuple(sorted(odd)),
+        unsure=tuple(sorted(unsure - odd)),
+    )

@@ -16,12 +16,13 @@ import torch
 
 from runtime.config import TrainConfig
 from runtime.engine.data import Text
+from runtime.engine.fail_points import Point
 from runtime.engine.finite import NotFinite, Probe, locate
 from runtime.engine.group import Group
 from runtime.engine.model import SlotModel
 from runtime.engine.optimizer import apply_step
 from runtime.engine.state import State
-from runtime.engine.state_hash import hashes_agree
+from runtime.engine.state_hash import Difference, find_difference
 from runtime.engine.stopwatch import Stopwatch
 from runtime.engine.sync import GradientSync
 from runtime.engine.watch import Watch
@@ -48,7 +49,7 @@ class StepResult:
     exposed_sync_s: from the end of backward to synchronised gradients, packing and waits for slower
     ranks included: what overlap could not hide. hash_ok: whether all holders' states agree, None
     when not compared. leave: some rank asked to leave; all leave after this step. not_finite: what
-    was not finite when the step was first run, or both times.
+    was not finite when the step was first run, or both times. difference: whose states disagree.
     """
 
     step: int
@@ -62,6 +63,7 @@ class StepResult:
     hash_ok: bool | None = None
     leave: bool = False
     not_finite: NotFinite | None = None
+    difference: Difference | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +102,7 @@ class Stepper:
     watch: Watch
     counted: tuple[slice, ...]
     reports_loss: bool
-    at: Callable[[str], None]
+    at: Callable[[Point], None]
 
     def run(
         self,
@@ -138,9 +140,10 @@ class Stepper:
             raise NonFiniteError(step, seen)
         grad_norm = commit.grad_norm if commit.finite else NOT_FINITE
         self.watch.phase = "compute"
-        self.at("before_apply")
+        self.at(Point.BEFORE_APPLY)
         apply_step(self.train, state, grad_norm)
-        self.at("after_apply")
+        self.at(Point.AFTER_APPLY)
+        compared, difference = self._compare_states()
         return StepResult(
             step=step,
             loss=commit.loss,
@@ -150,9 +153,10 @@ class Stepper:
             num_samples=self.replica.num_samples,
             compute_s=commit.compute_s,
             exposed_sync_s=commit.exposed_sync_s,
-            hash_ok=self._compare_hashes(),
+            hash_ok=difference is None if compared else None,
             leave=commit.leave,
             not_finite=seen,
+            difference=difference,
         )
 
     def _attempt(
@@ -169,19 +173,19 @@ class Stepper:
         started = time.perf_counter()
         state.synced = False
         state.grads.zero_()
-        self.at("step.start")
+        self.at(Point.STEP_START)
         loss_sum = self._accumulate(step, probe)
-        self.at("before_sync")
+        self.at(Point.BEFORE_SYNC)
         exposed = Stopwatch(streamed=watch.streamed)
         with exposed.running():
             self.sync.finish()
         state.synced = True
-        self.at("before_commit")
+        self.at(Point.BEFORE_COMMIT)
         paced_s = before_commit()
         busy_s = time.perf_counter() - started - watch.waited_s
         watch.phase = "commit"
         totals = self._commit(loss_sum, leave(), busy_s if paced_s is None else paced_s)
-        self.at("after_commit")
+        self.at(Point.AFTER_COMMIT)
         return _Commit(
             grad_norm=math.sqrt(totals[0]),
             loss=totals[1] / self._tokens,
@@ -215,7 +219,7 @@ class Stepper:
             loss = self.model.loss(tokens, start - first)
             total = loss.detach() if total is None else total + loss.detach()
             if stop == last:
-                self.at("after_forward")
+                self.at(Point.AFTER_FORWARD)
                 if probe is None:
                     self.sync.begin()
             # Not backward(gradient): given one, torch imports sympy, in every worker's first step.
@@ -240,13 +244,14 @@ class Stepper:
         self.world.all_reduce(vector, on_host=True)
         return [float(value) for value in vector.tolist()]
 
-    def _compare_hashes(self) -> bool | None:
+    def _compare_states(self) -> tuple[bool, Difference | None]:
+        """Whether states were compared after this step, and what came of it."""
         every = self.train.state_hash_every
         if not every or self.state.applied_step % every:
-            return None
+            return False, None
         self.watch.phase = "commit"
         try:
-            return hashes_agree(self.state, self.world)
+            return True, find_difference(self.state, self.world)
         except GenerationAborted:
             # The step is committed and must be told; the next wait meets the abort again.
-            return None
+            return False, None

@@ -90,10 +90,17 @@ def assert_same_steps(
         assert any(result.hash_ok for result in by_rank) == (result.step % 2 == 1)
 
 
-def unit_states(cluster: Cluster) -> dict[tuple[str, int, int], Any]:
-    """State of every unit, after checking that all its holders hold the same bits."""
+def unit_states(
+    cluster: Cluster, trusted: set[str] | None = None
+) -> dict[tuple[str, int, int], Any]:
+    """State of every unit, after checking that all its holders hold the same bits.
+
+    trusted: the GPUs that count; all by default.
+    """
     found: dict[tuple[str, int, int], Any] = {}
     for gpu, units in cluster.everyone("units").items():
+        if trusted is not None and gpu not in trusted:
+            continue
         for key, state in units.items():
             other = found.setdefault(key, state)
             assert np.array_equal(other, state), f"{gpu} differs in {key}"
