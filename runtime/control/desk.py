@@ -223,8 +223,10 @@ class Desk:
     def _is_due(self, about: Facts) -> bool:
         _, mode, live, alive, left_out = about
         fit = tuple(slot for slot in alive if slot not in left_out)
-        if about in self._dismissed or not fit:
+        if about in self._dismissed or not alive:
             return False
+        if not fit:
+            return mode == "training"  # The whole replica is to be left out.
         return mode != "training" or live != fit
 
     def _open(self, coordinator: Coordinator, replica: int, about: Facts, now: float) -> None:

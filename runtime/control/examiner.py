@@ -10,15 +10,17 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from runtime.config import Config
 from runtime.control import messages as m
-from runtime.control.instructions import Order, Outgoing, event_of
+from runtime.control.instructions import Order, Outgoing, Record, event_of
 from runtime.health.fail_slow import Slow, SlowDetector
-from runtime.health.observation import BADNESS, Observation, severity_of
+from runtime.health.observation import BADNESS, Observation, normal_pci, severity_of
 from runtime.health.verdict import Verdict, VerdictBook
 from runtime.plan.cost import CostModel, ReplicaLoad
 from runtime.plan.generation import GenerationPlan, ReplicaPlan
-from storage.records import GpuState, Report, Severity
+from storage.records import EventHappened, GpuState, Report, Severity
 
 if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator
@@ -87,10 +89,17 @@ class Examiner:
             self._seen.popitem(last=False)
         seen = told.observation
         if seen.gpu is None or seen.gpu not in coordinator.fleet:
-            if seen.severity != "info":
+            racks = self._racks_of_switch(told)
+            if len(racks) == 1:
+                self._switch(coordinator, seen, racks[0], now)
+            elif seen.severity != "info":
                 where = seen.pci or "an unknown place"
                 text = f"{told.host}: {seen.source} reports {seen.code} at {where}: {seen.text}"
-                self._event(coordinator, "health_unplaced", "warning", text, now)
+                if racks:
+                    fix = f'[health.switches] "{seen.pci}" = "{self._rack(racks[0])}"'
+                    text += f"; say which rack it is of, for example {fix}"
+                severity = seen.severity if racks else "warning"
+                self._event(coordinator, "health_unplaced", severity, text, now)
             return
         changed = self._book.observe(seen, now)
         if seen.code is not None and not changed:
@@ -153,6 +162,48 @@ class Examiner:
 
     def tick(self, coordinator: Coordinator, now: float) -> None:
         self._apply(coordinator, self._book.tick(now), now)
+
+    # switches --------------------------------------------------------------------------------
+
+    def _rack(self, replica: int) -> str:
+        return self._config.cluster.racks[replica].name
+
+    def _racks_of_switch(self, told: m.Observed) -> list[int]:
+        """Replicas whose rack an NVSwitch's error may be of: the pinned one, else its host's."""
+        seen = told.observation
+        if not seen.is_sxid:
+            return []
+        pins = {normal_pci(at): rack for at, rack in self._config.health.switches.items()}
+        racks = list(enumerate(self._config.cluster.racks))
+        pinned = [number for number, rack in racks if rack.name == pins.get(seen.pci)]
+        return pinned or [number for number, rack in racks if rack.host == told.host]
+
+    def _switch(
+        self, coordinator: Coordinator, seen: Observation, replica: int, now: float
+    ) -> None:
+        """Take an NVSwitch's error. A fatal one speaks against every GPU of the rack: NVIDIA has
+        all of them reset together with the switches, whichever link it was."""
+        gpus = [view.gpu for view in coordinator.fleet if view.replica == replica]
+        is_fatal = BADNESS[seen.verdict] >= BADNESS["draining"]
+        changed: list[Verdict] = []
+        for gpu in gpus if is_fatal else ():
+            changed += self._book.observe(msgspec.structs.replace(seen, gpu=gpu), now)
+        rack = self._rack(replica)
+        text = f"{rack}: SXid {seen.code} ({seen.subcode}): {seen.text}"
+        if changed:
+            text = f"{rack}: a switch failed, none of its {len(gpus)} GPUs is fit; {text}"
+            coordinator.desk.note(replica, now, text)
+        entry = EventHappened(
+            seq=0, at=now, run=self._run, kind="switch_failed" if changed else "switch_observed",
+            severity=seen.severity, message=text, generation=coordinator.number,
+            replica=replica, rack=rack, details={
+                "action": seen.action, "pci": seen.pci, "gpus": [each.gpu for each in changed],
+            },
+        )  # fmt: skip
+        self._outgoing.put(Record(entry=entry))
+        if changed:
+            self._tell_agents(coordinator, changed)
+            coordinator.desk.refresh(coordinator, now)
 
     # fail-slow -------------------------------------------------------------------------------
 
@@ -248,10 +299,12 @@ class Examiner:
             coordinator.desk.note(coordinator.fleet[gpu].replica, now, text)
 
     def _tell_agents(self, coordinator: Coordinator, changed: Sequence[Verdict]) -> None:
+        states: dict[str, dict[str, GpuState]] = {}
         for verdict in changed:
-            states = m.SetVerdicts(states={verdict.gpu: verdict.state})
             host = coordinator.fleet[verdict.gpu].host
-            self._outgoing.put(Order(message=states, host=host))
+            states.setdefault(host, {})[verdict.gpu] = verdict.state
+        for host, own in states.items():
+            self._outgoing.put(Order(message=m.SetVerdicts(states=own), host=host))
 
     def _event(
         self,

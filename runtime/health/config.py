@@ -1,7 +1,9 @@
 """`[health]`: which sources an agent reads and how verdicts are drawn. Pure.
 
 `[health.xid]` overrides the catalogue, for example `"63" = "ignore"` or `"94" = "drain"`;
-`[health.gpus]` pins GPUs by UUID or board serial number, for example `"GPU-..." = "rack-0/3"`.
+`[health.gpus]` pins GPUs by UUID or board serial number, for example `"GPU-..." = "rack-0/3"`;
+`[health.switches]` says which rack an NVSwitch is of, `"0000:c2:00.0" = "rack-0"`, where a host has
+more than one.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
+
+from runtime.health.observation import normal_pci
 
 SourceName = Literal["nvml", "kmsg", "journald", "kernel_log", "nvidia_smi", "prometheus"]
 XidRuling = Literal["ignore", "suspect", "degraded", "drain", "fail"]
@@ -74,6 +78,7 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     slow_ratio: float = 1.15
     xid: dict[str, XidRuling] = {}
     gpus: dict[str, str] = {}
+    switches: dict[str, str] = {}
     verdict: VerdictConfig = VerdictConfig()
 
     def __post_init__(self) -> None:
@@ -90,6 +95,9 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             rack, _, slot = gpu.rpartition("/")
             ok = bool(name) and bool(rack) and slot.isascii() and slot.isdigit()
             _require(ok, f"gpus.{name}", gpu, "RACK/SLOT")
+        for address, rack in self.switches.items():
+            _require(bool(normal_pci(address)), "switches", address, "PCI addresses in quotes")
+            _require(bool(rack), f"switches.{address}", rack, "the name of a rack")
         url = urlsplit(self.prometheus)
         ok = url.scheme in ("http", "https") and bool(url.hostname)
         _require(ok, "prometheus", self.prometheus, "an http or https URL")

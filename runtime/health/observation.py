@@ -58,6 +58,11 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     snapshot: bool = False
 
+    @property
+    def is_sxid(self) -> bool:
+        """It is of an NVSwitch: NVIDIA numbers those from 10000."""
+        return isinstance(self.code, int) and self.code >= 10_000
+
 
 class NotUnderstood(msgspec.Struct, frozen=True, kw_only=True):
     """A line that looked as if it mattered and was not understood; shown, never guessed."""

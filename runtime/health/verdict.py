@@ -267,7 +267,7 @@ def _with(verdict: Verdict, *, quarantined_until: float | None) -> Verdict:
 def _told(seen: Observation) -> str:
     """An observation in a line of evidence."""
     is_xid = isinstance(seen.code, int)
-    number = f"{'SXid' if is_xid and int(str(seen.code)) >= 10_000 else 'Xid'} {seen.code}"
+    number = f"{'SXid' if seen.is_sxid else 'Xid'} {seen.code}"
     what = number if is_xid else str(seen.code or "").replace("_", " ")
     parts = [f"{seen.source.replace('_', ' ')}: {what}"]
     if seen.subcode:

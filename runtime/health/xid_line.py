@@ -39,6 +39,10 @@ _FUNCTION = re.compile(r"function\s+(\d{1,6})\s*(?:\((\w{1,60})\))?", re.IGNOREC
 _CONTAINED = re.compile(r"(?:Unc|C)ontained\s*:\s*([^.]{1,80})", re.IGNORECASE)
 
 
+# What NVIDIA's Fabric Manager guide calls always fatal to the whole fabric: the host must restart.
+_ALWAYS_FATAL = frozenset({10003, 12020, 22003, 22011, *range(23001, 23018)})
+
+
 class Decoded(NamedTuple):
     """What one message says. verdict: where its details rule over the catalogue, else None."""
 
@@ -156,18 +160,22 @@ def _retirement(body: str) -> str | None:
 
 
 def _decoded_sxid(match: re.Match[str], text: str) -> Decoded:
-    rest = match["rest"]
-    lower = rest.lower().replace("-", "")
-    fatal = lower.startswith("fatal")
+    code, rest = int(match["code"]), match["rest"]
+    severity = rest.lower().replace("-", "")
     link = _LINK.search(rest)
-    subcode = match["switch"] + (f" link {int(link[1])}" if link is not None else "")
+    verdict: GpuState | None = "suspect" if severity.startswith("nonfatal") else None
+    action = ""
+    if code in _ALWAYS_FATAL:
+        verdict, action = "failed", "RESTART_BM"
+    elif severity.startswith("fatal"):
+        verdict, action = "draining", "RESET_GPUS_AND_NVSWITCHES"
     return Decoded(
-        True,
-        int(match["code"]),
-        normal_pci(match["pci"]),
-        subcode,
-        None,
-        "draining" if fatal else "suspect" if lower.startswith("nonfatal") else None,
-        "RESTART_FM" if fatal else "",
-        text,
+        is_switch=True,
+        code=code,
+        pci=normal_pci(match["pci"]),
+        subcode=match["switch"] + (f" link {int(link[1])}" if link is not None else ""),
+        cause_of=None,
+        verdict=verdict,
+        action=action,
+        text=text,
     )

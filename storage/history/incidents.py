@@ -18,6 +18,7 @@ PARTS: tuple[Part, ...] = ("detected", "proposed", "waited", "applied", "reduced
 # Evidence that is older than this was not what the first event was about
 EVIDENCE_S = 120.0
 DEAD_KINDS = ("gpu_failed", "rank_fenced")
+RACK_KINDS = ("switch_failed",)
 CLEARING_KINDS = ("gpu_repaired", "gpu_cleared", "gpu_recovered")
 
 
@@ -122,7 +123,8 @@ def _drafts(
         number = entry.replica if entry.replica is not None else replica_of.get(entry.gpu or "")
         if number is None:
             continue
-        if number not in open_ and entry.severity != "info" and entry.gpu:
+        is_trouble = entry.severity != "info" and (entry.gpu or entry.kind in RACK_KINDS)
+        if number not in open_ and is_trouble:
             open_[number] = _Draft(replica=number)
             drafts.append(open_[number])
         if (draft := open_.get(number)) is not None:
