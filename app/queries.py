@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from app.shapes import natural
 from app.tail import Recent, StepSeries, Tail
 from storage.live.port import LiveStore, LiveStoreDown
+from storage.notifier_state import NotifierState
 from storage.records import (
     CommandResult,
     EventHappened,
@@ -110,6 +111,13 @@ class LiveReader:
         """The controller's answer to a command, None while there is none or the store is away."""
         try:
             return self._store.get_result(run, command)
+        except (LiveStoreDown, RecordError):
+            return None
+
+    def notifier(self) -> NotifierState | None:
+        """What the notifier says of itself; None when it never ran, or the store is away."""
+        try:
+            return self._store.get_notifier()
         except (LiveStoreDown, RecordError):
             return None
 

@@ -29,12 +29,14 @@ COMMANDS = {
     "power": ("runtime.commands.power", "power"),
     "stop": ("runtime.commands.act", "stop"),
     "health": ("runtime.commands.health", "health"),
+    "notify": ("runtime.commands.notify", "notify"),
     "checkpoint": ("runtime.commands.checkpoint", "checkpoint"),
     "bench": ("runtime.commands.bench", "bench"),
     "controller": ("runtime.commands.roles", "controller"),
     "agent": ("runtime.commands.roles", "agent"),
     "recorder": ("runtime.commands.roles", "recorder"),
     "app": ("runtime.commands.roles", "app"),
+    "notifier": ("runtime.commands.notify", "notifier"),
     "redis-acl": ("runtime.commands.redis_acl", "redis_acl"),
 }
 

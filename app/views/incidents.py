@@ -13,6 +13,7 @@ from app import context, header
 from app.components.parts import Tile, heading, tiles
 from app.incident_parts import alternative_table, incident_list, part_table, timeline
 from app.lookback import PastIncidents
+from app.notifier_parts import who_is_told
 from app.words import gpu_hours, plural, seconds
 from storage.history.incidents import Incident
 
@@ -25,6 +26,7 @@ def render() -> None:
         header.nothing_runs(context.reader().runs()[1])
         return
     st.fragment(_incidents, run_every=REFRESH_S)(run)
+    st.fragment(who_is_told, run_every=REFRESH_S)()
 
 
 @dataclass(frozen=True)

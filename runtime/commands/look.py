@@ -16,6 +16,7 @@ from runtime.commands.common import (
     print_table,
     run_option,
 )
+from runtime.commands.notify import print_notifier
 from storage.history.queries import History
 from storage.records import Proposal, ReplicaState, RunState
 from storage.settings import Settings
@@ -55,6 +56,7 @@ def status(run_id: str, as_json: bool) -> None:
         click.echo("\nWaiting for an answer:")
         for proposal in waiting:
             click.echo(f"  {proposal.id}  {_summary(proposal)}")
+    print_notifier(store.get_notifier(), now)
 
 
 def _replica_row(replica: ReplicaState) -> list[str]:

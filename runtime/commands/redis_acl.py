@@ -14,6 +14,6 @@ def redis_acl() -> None:
     """Print an ACL file with one user per role for an external Redis or Valkey.
 
     Passwords are read from COUNTERPOISE_REDIS_<ROLE>_PASSWORD (VIEWER, APP, AGENT, RECORDER,
-    CONTROLLER); only their hashes are printed.
+    NOTIFIER, CONTROLLER); only their hashes are printed.
     """
     click.echo(acl_file(os.environ), nl=False)

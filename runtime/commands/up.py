@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ from runtime.control.supervisor import (
     seconds_since,
 )
 from runtime.errors import UserError
+from runtime.notify.settings import BASE_URL, NotifySettings
 from storage.live.embedded import EmbeddedServer, EmbeddedServerError
 from storage.live.port import LiveStoreDown
 from storage.live.redis_store import RedisStore
@@ -71,6 +73,7 @@ class _Session:
         self._config = config
         self._config_path = config_path
         self._settings = Settings.from_env()
+        self._notify = NotifySettings.from_env()
         self._run = mint_run_id(config)
         self._started = time.monotonic()
         self._seq = 0
@@ -133,6 +136,10 @@ class _Session:
             restarts=False,
         )  # fmt: skip
         supervisor.start("recorder", ["recorder"], restarts=True)
+        if not self._notify.is_empty:
+            here = [] if port is None else ["--base-url", f"http://127.0.0.1:{port}"]
+            base = [] if os.environ.get(BASE_URL) else here
+            supervisor.start("notifier", ["notifier", *base], restarts=True)
         if port is not None:
             supervisor.start("app", ["app", "--port", str(port)], restarts=True)
         racks = self._config.cluster.racks

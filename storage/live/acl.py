@@ -20,6 +20,7 @@ _RULES = {
     "app": "%R~cp:* ~cp:run:*:submitted:* ~cp:run:*:commands ~cp:run:*:proposal:* " + _WRITES,
     "agent": f"%R~cp:* ~cp:run:*:racks ~cp:run:*:rack:* {_WRITES}",
     "recorder": f"%R~cp:* ~cp:run:*:journal ~cp:run:*:ack ~cp:journals {_WRITES}",
+    "notifier": f"%R~cp:* ~cp:notifier {_WRITES}",
     "controller": f"~cp:* {_WRITES}",
 }
 ROLES = tuple(_RULES)

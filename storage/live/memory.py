@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from storage.live import port
 from storage.live.verdict import decided, judge, result_of
 from storage.live.warned import Warned
+from storage.notifier_state import NotifierState
 from storage.records import (
     Command,
     CommandResult,
@@ -66,6 +67,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
         self._runs: dict[str, _Run] = {}
+        self._notifier: bytes | None = None
         self._warned = Warned(_LOG)
 
     def ping(self) -> None:
@@ -240,6 +242,14 @@ class MemoryStore:
         with self._changed:
             body = self._look(run).results.get(command)
         return None if body is None else decode_packed(body, CommandResult)
+
+    # telling people --------------------------------------------------------------------------
+    def put_notifier(self, state: NotifierState) -> None:
+        self._notifier = encode_packed(state)
+
+    def get_notifier(self) -> NotifierState | None:
+        body = self._notifier
+        return None if body is None else decode_packed(body, NotifierState)
 
     # inside ----------------------------------------------------------------------------------
     def _run(self, run: str) -> _Run:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from storage.notifier_state import NotifierState
 from storage.records import (
     Command,
     CommandResult,
@@ -143,3 +144,10 @@ class LiveStore(Protocol):
 
     def get_result(self, run: str, command: str) -> CommandResult | None:
         """The controller's answer, None while there is none."""
+
+    # telling people --------------------------------------------------------------------------
+    def put_notifier(self, state: NotifierState) -> None:
+        """Replace what the notifier says of itself."""
+
+    def get_notifier(self) -> NotifierState | None:
+        """What the notifier said last, None when it never ran."""

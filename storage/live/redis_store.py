@@ -17,6 +17,7 @@ from storage.live.link import Argument, RedisLink
 from storage.live.proposal_fields import from_fields, to_fields
 from storage.live.verdict import result_of
 from storage.live.warned import Warned
+from storage.notifier_state import NotifierState
 from storage.records import (
     Command,
     CommandResult,
@@ -33,6 +34,7 @@ _LOG = logging.getLogger(__name__)
 _PREFIX = "cp:run:"
 _RUNS = "cp:runs"
 _JOURNALS = "cp:journals"
+_NOTIFIER = "cp:notifier"
 _RACKS_PER_CALL = 64
 _ENTRIES_PER_CALL = 200
 
@@ -252,6 +254,14 @@ class RedisStore:
     def get_result(self, run: str, command: str) -> CommandResult | None:
         body = self._link.execute("GET", _key(run, "result", command))
         return None if body is None else decode_packed(body, CommandResult)
+
+    # telling people --------------------------------------------------------------------------
+    def put_notifier(self, state: NotifierState) -> None:
+        self._link.execute("SET", _NOTIFIER, encode_packed(state))
+
+    def get_notifier(self) -> NotifierState | None:
+        body = self._link.execute("GET", _NOTIFIER)
+        return None if body is None else decode_packed(body, NotifierState)
 
     # inside ----------------------------------------------------------------------------------
     def _read_all(self, commands: Any) -> list[Any]:

@@ -12,6 +12,7 @@ import pytest
 
 from storage.live import port
 from storage.live.port import LiveStore
+from storage.notifier_state import ChannelState, NotifierState
 from storage.records import CommandResult
 from tests.contract import records
 from tests.contract.records import RUN
@@ -217,3 +218,15 @@ def test_results_are_the_controllers_answer(store: LiveStore) -> None:
     result = CommandResult(id="s-1", at=11.0, ok=True, code="done", message="Stopped.")
     store.put_result(RUN, result)
     assert store.get_result(RUN, "s-1") == result
+
+
+# telling people ------------------------------------------------------------------------------
+def test_the_notifier_says_how_it_does(store: LiveStore) -> None:
+    assert store.get_notifier() is None
+    state = NotifierState(
+        at=1.0, host="here", base_url="http://127.0.0.1:8501", channels=(ChannelState(name="a"),)
+    )
+    store.put_notifier(state)
+    newer = msgspec.structs.replace(state, at=2.0, missed=3)
+    store.put_notifier(newer)
+    assert store.get_notifier() == newer

@@ -39,7 +39,7 @@ def url_of(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
 
 
 @pytest.mark.redis_server
-@pytest.mark.parametrize("role", ["viewer", "agent", "recorder"])
+@pytest.mark.parametrize("role", ["viewer", "agent", "recorder", "notifier"])
 def test_lesser_roles_cannot_write_commands_or_proposals(
     url_of: Callable[[str], str], role: str
 ) -> None:
