@@ -172,7 +172,7 @@ def succeed(
         )
     sources: tuple[Source, ...] = ()
     if outcome.applied_step > start.step:
-        sources = tuple(_source(gpu, standings[gpu], past.history) for gpu in outcome.holders)
+        sources = _sources([standings[gpu] for gpu in outcome.holders], past.history)
     plan = msgspec.structs.replace(
         draft,
         applied_step=outcome.applied_step,
@@ -209,14 +209,28 @@ def _replica_plan(config: Config, aim: Aim, before: ReplicaPlan | None) -> Repli
     )
 
 
-def _source(gpu: str, standing: Standing, history: Mapping[int, GenerationPlan]) -> Source:
-    plan = history[standing.layout_generation]
-    for replica in plan.replicas:
-        if gpu in replica.gpus:
-            return Source(
-                gpu=gpu,
-                replica=replica.replica,
-                slot=replica.gpus.index(gpu),
-                holders=replica.holders,
+def _sources(
+    standings: Sequence[Standing], history: Mapping[int, GenerationPlan]
+) -> tuple[Source, ...]:
+    """Where the state is: one source per layout generation and replica, so that it stays small."""
+    claims: dict[int, set[str]] = {}
+    for standing in standings:
+        claims.setdefault(standing.layout_generation, set()).add(standing.gpu)
+    found = []
+    for number, gpus in sorted(claims.items()):
+        for replica in history[number].replicas:
+            slots = [slot for slot, gpu in enumerate(replica.gpus) if gpu in gpus]
+            if slots:
+                found.append(
+                    Source(
+                        replica=replica.replica,
+                        gpus=tuple(replica.gpus[slot] for slot in slots),
+                        slots=tuple(slots),
+                        holders=replica.holders,
+                    )
+                )
+        if lost := gpus - {gpu for source in found for gpu in source.gpus}:
+            raise PlanError(
+                f"{min(lost)} claims the layout of generation {number}, but is not in it"
             )
-    raise PlanError(f"{gpu} claims the layout of generation {plan.generation}, but is not in it")
+    return tuple(found)

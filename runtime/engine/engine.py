@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -26,6 +25,7 @@ from runtime.engine.entry import (
     find_seat,
     prepare_stepper,
 )
+from runtime.engine.fail_points import FailPoints, Point
 from runtime.engine.group import Group
 from runtime.engine.groups import GroupBuilder
 from runtime.engine.move import Moved, move_state
@@ -43,16 +43,6 @@ from runtime.plan.generation import GenerationPlan, Standing
 # An abandoned collective frees its thread after this many step deadlines; nothing waits for it.
 _TIMEOUT_DEADLINES = 6
 _MIN_TIMEOUT_S = 60.0
-
-
-class FailPoints(Protocol):
-    """Where faults are injected: called with the name of each point as the engine passes it.
-
-    Points: step.start, after_forward, before_sync, before_commit, after_commit, before_apply,
-    after_apply, enter.groups, enter.agree, enter.move, move.before_swap, enter.ready.
-    """
-
-    def at(self, point: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +68,7 @@ class Engine:
         abort: raised by the worker when the current generation ends; the worker clears it before
             the next `enter`.
         dtype: of parameters, gradients and moments.
-        fail_points: see `FailPoints`.
+        fail_points: where faults are injected, in tests.
 
     Raises:
         UserError: the text is missing or too short, or the vocabulary cannot hold its bytes.
@@ -97,7 +87,7 @@ class Engine:
         self._gpu = gpu
         self._dtype = dtype
         self._device = _device(config, gpu)
-        self._at: Callable[[str], None] = fail_points.at if fail_points else lambda _: None
+        self._at: Callable[[Point], None] = fail_points.at if fail_points else lambda _: None
         self._text = Text(config.train)
         if self._text.largest_token >= config.model.vocab:
             raise UserError(
@@ -154,23 +144,23 @@ class Engine:
         self._watch.phase = "move"
         clock = _Laps()
         try:
-            self._at("enter.groups")
+            self._at(Point.ENTER_GROUPS)
             groups = build_groups(self._builder, self._config, plan, seat)
             self._groups = list(groups.every)
             clock.lap("groups")
-            self._at("enter.agree")
+            self._at(Point.ENTER_AGREE)
             applied = self._settle(plan)
             compare_members(self._config, self._text, applied, plan, groups.world)
             clock.lap("agree")
-            self._at("enter.move")
+            self._at(Point.ENTER_MOVE)
             moved = self._move(plan, moves, seat, groups.world)
             groups.world.barrier()
             clock.lap("move")
-            self._at("move.before_swap")
+            self._at(Point.BEFORE_SWAP)
             self._state, self._layout_generation = moved.state, plan.generation
             self._stepper = prepare_stepper(self._tools, plan, seat, moved.state, groups)
             self._plan = plan
-            self._at("enter.ready")
+            self._at(Point.ENTER_READY)
             clock.lap("ready")
         finally:
             self._watch.phase = "idle"
@@ -277,9 +267,9 @@ class Engine:
         if roll is not None and state.applied_step == roll.step:
             if not state.synced:
                 return -1
-            self._at("before_apply")
+            self._at(Point.ROLL_BEFORE_APPLY)
             apply_step(self._config.train, state, roll.grad_norm)
-            self._at("after_apply")
+            self._at(Point.ROLL_AFTER_APPLY)
         state.synced = False
         return state.applied_step
 
@@ -299,7 +289,14 @@ class Engine:
             else:
                 fresh.initialise(self._config.model, self._config.train.seed)
             return Moved(fresh, 0, 0)
-        return move_state(self._config.model, moves, self._state, fresh, world)
+        return move_state(
+            self._config.model,
+            moves,
+            self._state,
+            fresh,
+            world,
+            posted=lambda: self._at(Point.MOVE_POSTED),
+        )
 
 
 class _Laps:

@@ -11,6 +11,7 @@ import torch
 
 from runtime.config import Config, ModelConfig, TrainConfig
 from runtime.engine.data import Text
+from runtime.engine.fail_points import Point
 from runtime.engine.group import Group
 from runtime.engine.groups import GroupBuilder
 from runtime.engine.model import SlotModel
@@ -120,7 +121,7 @@ class Tools:
     config: Config
     text: Text
     watch: Watch
-    at: Callable[[str], None]
+    at: Callable[[Point], None]
 
 
 def prepare_stepper(

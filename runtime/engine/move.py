@@ -2,11 +2,11 @@
 
 Nothing of the old state is touched; the new one is returned complete and the caller swaps it in
 once every rank has arrived. An abort on the way leaves the rank standing on its old layout.
-(Checkpoints will read and write the same rows by unit; they are not built yet.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -30,13 +30,19 @@ class Moved:
 
 @torch.no_grad()
 def move_state(
-    model: ModelConfig, moves: MovePlan, old: State | None, fresh: State, world: Group
+    model: ModelConfig,
+    moves: MovePlan,
+    old: State | None,
+    fresh: State,
+    world: Group,
+    posted: Callable[[], None] = lambda: None,
 ) -> Moved:
     """Fill `fresh` from `old` and from other ranks; every rank of `world` must call it.
 
     Args:
         old: this rank's state as it is laid out now; None on a rank that brings nothing.
         fresh: an empty state on the new layout, returned as is when anything had to change.
+        posted: called once every message of this rank is under way.
 
     Raises:
         GenerationAborted: `old` is intact, `fresh` must be dropped.
@@ -56,6 +62,7 @@ def move_state(
             message = fresh.params.new_empty(flow_elements(model, flow))
             receives.append((world.start_receive(message, flow.src), message, flow))
             received += size
+    posted()
     keeps_layout = old is not None and old.layout.held == fresh.layout.held
     if old is not None and not keeps_layout:
         _copy_kept(old, fresh)

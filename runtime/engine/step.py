@@ -251,6 +251,7 @@ class Stepper:
             return False, None
         self.watch.phase = "commit"
         try:
+            self.at(Point.BEFORE_HASHES)
             return True, find_difference(self.state, self.world)
         except GenerationAborted:
             # The step is committed and must be told; the next wait meets the abort again.

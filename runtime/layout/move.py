@@ -8,14 +8,13 @@ lacks it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from runtime.config import ModelConfig
 from runtime.errors import PlanError
 from runtime.layout.sync import member_replicas
 from runtime.layout.units import FAMILIES, Held, held_by_slot, unit_elements
-from runtime.plan.generation import GenerationPlan, Holders, Source
+from runtime.plan.generation import GenerationPlan
 
 # Parameter, first and second moment.
 TENSORS_PER_ELEMENT = 3
@@ -52,21 +51,12 @@ def flow_elements(model: ModelConfig, flow: Flow) -> int:
     )
 
 
-def _by_holders(sources: Iterable[Source]) -> list[tuple[Holders, list[Source]]]:
-    """Sources that share one layout object, so that each layout is inverted once."""
-    shared: dict[int, tuple[Holders, list[Source]]] = {}
-    for source in sources:
-        shared.setdefault(id(source.holders), (source.holders, []))[1].append(source)
-    return list(shared.values())
-
-
 def source_units(model: ModelConfig, plan: GenerationPlan) -> dict[str, Held]:
     """Units that every source holds, by GPU."""
     found: dict[str, Held] = {}
-    for holders, sources in _by_holders(plan.sources):
-        held = held_by_slot(model, holders, [source.slot for source in sources])
-        for source in sources:
-            found[source.gpu] = held[source.slot]
+    for source in plan.sources:
+        held = held_by_slot(model, source.holders, source.slots)
+        found |= {gpu: held[slot] for gpu, slot in zip(source.gpus, source.slots, strict=True)}
     return found
 
 

@@ -65,14 +65,14 @@ class RollForward(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """State that a member brings along: the holders by which its tensors are laid out.
+    """State that members of one replica bring along, and the holders by which it is laid out.
 
-    gpu: whose state. replica/slot: which column of `holders` it is.
+    gpus: whose state. slots: which column of `holders` each of them is.
     """
 
-    gpu: str
     replica: int
-    slot: int
+    gpus: tuple[str, ...]
+    slots: tuple[int, ...]
     holders: Holders
 
 
@@ -81,8 +81,8 @@ class GenerationPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     applied_step: number of optimizer steps every source has applied once `roll_forward` is done;
         the next step to train is this number (steps count from 0).
-    sources: members that bring valid state. Empty means: from the checkpoint in the folder
-        `checkpoint`, or, without one, from the config's seed.
+    sources: members that bring valid state, each in one source. Empty means: from the checkpoint
+        in the folder `checkpoint`, or, without one, from the config's seed.
     store_host/store_port: the TCPStore for rendezvous; keys are prefixed `run/generation/`.
     """
 
@@ -102,6 +102,13 @@ class GenerationPlan(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(
             plan.gpus[slot] for plan in self.replicas if plan.mode != "out" for slot in plan.live
         )
+
+    def layout_of(self, gpu: str) -> tuple[Holders, int] | None:
+        """Holders and slot by which the state of `gpu` is laid out; None if it brings none."""
+        for source in self.sources:
+            if gpu in source.gpus:
+                return source.holders, source.slots[source.gpus.index(gpu)]
+        return None
 
     def first_sample(self, replica: int, step: int) -> int:
         """First of the `num_samples` sample indices that `replica` takes of `step`."""

@@ -200,7 +200,7 @@ class SimRanks:
         members = self.together(plan)
         if members is None or all(worker.layout == plan.generation for worker in members):
             return
-        sources = {source.gpu: source for source in plan.sources}
+        sources = {gpu: source for source in plan.sources for gpu in source.gpus}
         for worker in members:
             source = sources.get(worker.gpu)
             if source is not None:

@@ -159,9 +159,9 @@ def own_units(_: Any) -> Any:
 def stale_layout_on_one_rank(f: Any) -> Any:
     def seat(model: Any, plan: GenerationPlan, gpu: str) -> Any:
         found = f(model, plan, gpu)
-        source = next((s for s in plan.sources if s.gpu == gpu), None)
-        if on("r0/0") and source is not None:
-            return replace(found, held=units.held_units(model, source.holders, source.slot))
+        brought = plan.layout_of(gpu)
+        if on("r0/0") and brought is not None:
+            return replace(found, held=units.held_units(model, *brought))
         return found
 
     return seat

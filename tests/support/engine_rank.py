@@ -55,7 +55,8 @@ class Rank:
         )
 
     def trap(self, point: str, action: str) -> None:
-        """At the next pass of `point`: "kill" this process, or "hold" here until an abort."""
+        """At the next pass of `point`: "kill" this process, "hold" here until an abort, or "hang"
+        here for good."""
         self._traps[point] = action
 
     def spoil(self, runs: int, layer: int) -> None:
@@ -86,6 +87,8 @@ class Rank:
         self._send("trapped", point)
         if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if action == "hang":
+            threading.Event().wait()
         self._abort.wait()
         raise GenerationAborted(f"held at {point}")
 

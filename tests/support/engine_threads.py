@@ -180,12 +180,13 @@ class ThreadRank(Rank):
 class ThreadPool:
     """What `Cluster` asks of a pool: ranks, here without processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Callable[[], ThreadRank]) -> None:
         self.store = SimpleNamespace(port=1)
         self.runs = 0
+        self._kind = kind
 
     def take(self, count: int) -> list[Any]:
-        return [ThreadRank() for _ in range(count)]
+        return [self._kind() for _ in range(count)]
 
     def discard(self, ranks: Sequence[Any]) -> None:
         """Threads end with their command."""
@@ -203,12 +204,13 @@ class ThreadCluster(Cluster):
         *,
         dtype: str = "float64",
         deadline_s: float = DEADLINE_S,
+        kind: Callable[[], ThreadRank] = ThreadRank,
     ) -> None:
         self._deadline_s = deadline_s
         self._switchboard = Switchboard(self._abort_all)
         # One thread a rank, as all of a generation must be in its collectives at the same time.
         self._executor = ThreadPoolExecutor(sum(slots))
-        super().__init__(ThreadPool(), config, slots, dtype=dtype)  # type: ignore[arg-type]
+        super().__init__(ThreadPool(kind), config, slots, dtype=dtype)  # type: ignore[arg-type]
 
     def close(self) -> None:
         self._executor.shutdown()

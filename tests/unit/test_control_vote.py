@@ -149,7 +149,7 @@ def test_sources_are_named_by_the_layout_they_are_on() -> None:
     first = follow(config, aims(config, (0, 1), (0, 1)), everybody(0, 0))
     standings = tuple(s for s in everybody(3, 1) if s.gpu != "rack-0/1")
     plan = follow(config, aims(config, (0,), (0, 1)), standings, history={1: first}, committed=3)
-    assert [s.gpu for s in plan.sources] == ["rack-0/0", "rack-1/0", "rack-1/1"]
+    assert [s.gpus for s in plan.sources] == [("rack-0/0",), ("rack-1/0", "rack-1/1")]
     assert all(s.holders == first.replicas[s.replica].holders for s in plan.sources)
     assert set(plan.replicas[0].holders["mlp"]) == {0}
 
@@ -160,7 +160,7 @@ def test_a_layout_that_is_forgotten_is_no_state() -> None:
     standings = (at("rack-0/0", 3, layout=99), *everybody(3, 1)[1:])
     wanted = aims(config, (0, 1), (0, 1))
     plan = follow(config, wanted, standings, history={1: first}, committed=3)
-    assert "rack-0/0" not in {s.gpu for s in plan.sources}
+    assert "rack-0/0" not in {gpu for s in plan.sources for gpu in s.gpus}
 
 
 def test_state_lost_is_said() -> None:

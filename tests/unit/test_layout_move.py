@@ -23,12 +23,14 @@ HOME = home_holders(MODEL, 4)
 
 
 def sources_of(plan: GenerationPlan, without_gpus: frozenset[str] = frozenset()) -> list[Source]:
-    return [
-        Source(gpu=replica.gpus[slot], replica=replica.replica, slot=slot, holders=replica.holders)
-        for replica in plan.replicas
-        for slot in replica.live
-        if replica.gpus[slot] not in without_gpus
-    ]
+    found = []
+    for replica in plan.replicas:
+        slots = tuple(slot for slot in replica.live if replica.gpus[slot] not in without_gpus)
+        gpus = tuple(replica.gpus[slot] for slot in slots)
+        found.append(
+            Source(replica=replica.replica, gpus=gpus, slots=slots, holders=replica.holders)
+        )
+    return found
 
 
 @given(mixes(), st.data())
@@ -143,10 +145,7 @@ def test_128_replicas_of_72_slots() -> None:
         before = without(home, dead)
         holders = takeover(model, home, before, live) if dead else home
         replicas.append(replica_plan(number, 72, live, holders))
-        sources += [
-            Source(gpu=f"r{number}/{slot}", replica=number, slot=slot, holders=before)
-            for slot in live
-        ]
+        sources += sources_of(plan_of([replica_plan(number, 72, live, before)]))
     plan = plan_of(replicas, sources)
     groups = sync_groups(model, plan)
     mine = [group for group in groups if 100 in group.ranks]
