@@ -173,7 +173,7 @@ class Cluster:
             applied_step=applied_step,
             roll_forward=roll_forward,
             sources=tuple(
-                Source(gpu=gpu, replica=n, slot=self.racks[n].index(gpu), holders=holders)
+                Source(replica=n, gpus=(gpu,), slots=(self.racks[n].index(gpu),), holders=holders)
                 for gpu, (n, holders) in (sources or {}).items()
             ),
         )
