@@ -5,16 +5,15 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 
+from runtime.commands.serving import on_signals, set_up_logging
 from runtime.config import Config, load_config
 from runtime.control.lineage import end_with_parent
 from runtime.errors import UserError
@@ -44,7 +43,7 @@ def controller(config_path: Path | None, run_id: str, port: int | None, fresh: b
     from runtime.engine.resume import find_start
     from storage.live.redis_store import RedisStore
 
-    _set_up_logging()
+    set_up_logging()
     settings, config = Settings.from_env(), load_config(config_path)
     if port is not None:
         config = with_port(config, port)
@@ -62,7 +61,7 @@ def controller(config_path: Path | None, run_id: str, port: int | None, fresh: b
     serving.coordinator.desk.require_identity(
         lambda command, now: refusal(command, run_id, keys, now)
     )
-    _on_signals(lambda: serving.ask_stop("stopped by its operator"))
+    on_signals(lambda: serving.ask_stop("stopped by its operator"))
     end_with_parent()
     logging.getLogger(__name__).info("run %s: agents connect to %s:%d", run_id, *serving.address)
     finish = serving.run()
@@ -83,7 +82,7 @@ def agent(config_path: Path | None, host: str, address: str) -> None:
     from runtime.control.telemetry import HostTelemetry
     from storage.live.redis_store import RedisStore
 
-    _set_up_logging()
+    set_up_logging()
     settings, config = Settings.from_env(), load_config(config_path)
     stop = threading.Event()
     host = _our_host(config, host)
@@ -103,7 +102,7 @@ def agent(config_path: Path | None, host: str, address: str) -> None:
         stop.set()
         serving.wake()
 
-    _on_signals(end)
+    on_signals(end)
     end_with_parent()
     publishing = threading.Thread(
         target=telemetry.run_forever, args=(stop, serving.speed_changed), name="telemetry"
@@ -121,11 +120,11 @@ def recorder() -> None:
     from storage.live.redis_store import RedisStore
     from storage.recorder import Recorder
 
-    _set_up_logging()
+    set_up_logging()
     settings = Settings.from_env()
     engine = open_history(settings.database_url)
     stop = threading.Event()
-    _on_signals(stop.set)
+    on_signals(stop.set)
     end_with_parent()
     Recorder(
         RedisStore.for_service(settings.redis_url), engine, clock=time.time, stop=stop
@@ -204,12 +203,3 @@ def _controller_address(config: Config, address: str) -> tuple[str, int]:
             "control.host and control.port (not 0) in the config"
         )
     return host, int(port)
-
-
-def _on_signals(end: Callable[[], None]) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: end())
-
-
-def _set_up_logging() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
