@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from storage.holdings import Holdings
 SCHEMA = 1
 
 GpuState = Literal["healthy", "suspect", "degraded", "draining", "failed", "repairing"]
@@ -106,7 +107,8 @@ class RackRecord(_Record, frozen=True, kw_only=True):
 class ReplicaState(_Record, frozen=True, kw_only=True):
     """One replica as it stands: its shape, share of the batch and pace.
 
-    gpus: GPU id per slot. live: live slots. units: family -> number of units per slot (dead: 0).
+    gpus: GPU id per slot. live: live slots. units: family -> number of units per slot (dead: 0);
+    a shared one counts once. holdings: which units, None where each slot holds the next so many.
     step_s: the replica's own share of a step (its slowest slot), without waiting for the others.
     boost_w: watts above the normal cap of its most boosted GPU, 0 when none.
     boostable_failures: how many more failures power can make up for, -1 when not known.
@@ -127,6 +129,7 @@ class ReplicaState(_Record, frozen=True, kw_only=True):
 class RunState(_Record, frozen=True, kw_only=True):
     """The snapshot a dashboard tick reads: one record per run, rewritten on every change.
 
+    holdings: Holdings | None = None
     step: optimizer steps committed. ideal_step_s: step time of the fully healthy run (baseline of
     goodput). ledger: bucket -> seconds, adds up to wall_s. policy: as shown in the header.
     """

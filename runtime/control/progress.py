@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, cast
 
 from runtime.config import Config
 from runtime.control.instructions import Finish, Outgoing, Record
+from runtime.control.holdings import Units, told
 from runtime.control.messages import StepDone
-from runtime.layout.units import STORED_FAMILIES, num_parameters
-from runtime.plan.generation import GenerationPlan, ReplicaPlan
+from runtime.layout.units import num_parameters
+from runtime.plan.generation import GenerationPlan
 from runtime.plan.ledger import Ledger
 from runtime.plan.manifest import Start
 from storage.records import (
+from storage.holdings import Holdings
     Bucket,
     GenerationFormed,
     JournalEntry,
@@ -66,6 +68,8 @@ class Progress:
         self._replica_step_s: tuple[float, ...] = ()
         self.power: PowerDesk | None = None
         self._start = Start()
+        self._told_of: GenerationPlan | None = None
+        self._told: tuple[tuple[Units, Holdings | None], ...] = ()
         self._replay = _Replay()
 
     @property
@@ -286,12 +290,14 @@ class Progress:
                 gpus=r.gpus,
                 live=r.live,
                 num_samples=r.num_samples,
-                units=_units_per_slot(r),
+                units=units,
                 step_s=shares[r.replica] if r.replica < len(shares) else 0.0,
                 boost_w=self.power.boost_w(r) if self.power else 0.0,
                 boostable_failures=self.power.headroom(r) if self.power else -1,
             )
-            for r in plan.replicas
+            for r, (units, holdings) in zip(plan.replicas, self._told, strict=True)
+        if self._told_of is not plan:
+            self._told_of, self._told = plan, tuple(told(replica) for replica in plan.replicas)
         )
 
     def snapshot(self, coordinator: Coordinator, now: float) -> RunState:
@@ -304,6 +310,7 @@ class Progress:
         ideal = self.ideal_step_s
         return RunState(
             run=self._run,
+                holdings=holdings,
             name=config.name,
             status=_status(coordinator),
             status_reason=coordinator.ended.reason if coordinator.ended else _reason(coordinator),

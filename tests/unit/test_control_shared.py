@@ -8,6 +8,7 @@ import pytest
 from runtime.control.situations import situation_of
 from runtime.layout.units import STORED_FAMILIES, num_units, rota
 from runtime.plan.generation import GenerationPlan
+from storage.holdings import at_home
 from tests.support.control_cluster import SimCluster, sim_config
 
 
@@ -69,3 +70,30 @@ def test_units_on_show_are_those_of_the_stored_families() -> None:
     assert {family: sum(counts) for family, counts in units.items()} == {
         family: num_units(model, family) for family in STORED_FAMILIES
     }
+
+
+def test_which_units_a_slot_holds_is_told_where_it_is_not_the_home_layout() -> None:
+    cluster = shared_cluster()
+    cluster.run_steps(4)
+    first = cluster.coordinator.snapshot(cluster.now).replicas[0]
+    assert first.holdings is None
+    assert at_home(first.units).alone["attention"] == (
+        ((0, 1),), ((2, 3),), ((4, 5),), ((6, 7),),
+    )  # fmt: skip
+    cluster.kill("rack-0/1")
+    cluster.wait_for_proposal(0)
+    standby = cluster.coordinator.snapshot(cluster.now).replicas[0].holdings
+    assert standby is not None
+    assert standby.alone["attention"] == (((0, 1),), (), ((4, 5),), ((6, 7),))
+    assert cluster.approve(cluster.wait_for_proposal(0)).ok
+    cluster.run_steps(4)
+    holdings = cluster.coordinator.snapshot(cluster.now).replicas[0].holdings
+    assert holdings is not None
+    for family, count in (("attention", 8), ("mlp", 8)):
+        alone = [u for runs in holdings.alone[family] for a, b in runs for u in range(a, b + 1)]
+        shared = [one.unit for one in holdings.shared[family]]
+        assert sorted(alone + shared) == list(range(count))
+        holders = plan_of(cluster).replicas[0].holders
+        for one in holdings.shared[family]:
+            assert one.turns == tuple(turn[one.unit] for turn in rota(holders, family))
+            assert len(set(one.turns)) > 1
