@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.holdings import Holdings
+
 SCHEMA = 1
 
 GpuState = Literal["healthy", "suspect", "degraded", "draining", "failed", "repairing"]
@@ -124,12 +125,12 @@ class ReplicaState(_Record, frozen=True, kw_only=True):
     step_s: float = 0.0
     boost_w: float = 0.0
     boostable_failures: int = -1
+    holdings: Holdings | None = None
 
 
 class RunState(_Record, frozen=True, kw_only=True):
     """The snapshot a dashboard tick reads: one record per run, rewritten on every change.
 
-    holdings: Holdings | None = None
     step: optimizer steps committed. ideal_step_s: step time of the fully healthy run (baseline of
     goodput). ledger: bucket -> seconds, adds up to wall_s. policy: as shown in the header.
     """

@@ -7,15 +7,15 @@ from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from runtime.config import Config
-from runtime.control.instructions import Finish, Outgoing, Record
 from runtime.control.holdings import Units, told
+from runtime.control.instructions import Finish, Outgoing, Record
 from runtime.control.messages import StepDone
 from runtime.layout.units import num_parameters
 from runtime.plan.generation import GenerationPlan
 from runtime.plan.ledger import Ledger
 from runtime.plan.manifest import Start
-from storage.records import (
 from storage.holdings import Holdings
+from storage.records import (
     Bucket,
     GenerationFormed,
     JournalEntry,
@@ -66,10 +66,10 @@ class Progress:
         self._recent: deque[float] = deque(maxlen=RATE_STEPS)
         self._healthy: deque[float] = deque(maxlen=BASELINE_STEPS)
         self._replica_step_s: tuple[float, ...] = ()
-        self.power: PowerDesk | None = None
-        self._start = Start()
         self._told_of: GenerationPlan | None = None
         self._told: tuple[tuple[Units, Holdings | None], ...] = ()
+        self.power: PowerDesk | None = None
+        self._start = Start()
         self._replay = _Replay()
 
     @property
@@ -282,6 +282,8 @@ class Progress:
 
     def replica_states(self, plan: GenerationPlan) -> tuple[ReplicaState, ...]:
         shares = self._replica_step_s
+        if self._told_of is not plan:
+            self._told_of, self._told = plan, tuple(told(replica) for replica in plan.replicas)
         return tuple(
             ReplicaState(
                 replica=r.replica,
@@ -294,10 +296,9 @@ class Progress:
                 step_s=shares[r.replica] if r.replica < len(shares) else 0.0,
                 boost_w=self.power.boost_w(r) if self.power else 0.0,
                 boostable_failures=self.power.headroom(r) if self.power else -1,
+                holdings=holdings,
             )
             for r, (units, holdings) in zip(plan.replicas, self._told, strict=True)
-        if self._told_of is not plan:
-            self._told_of, self._told = plan, tuple(told(replica) for replica in plan.replicas)
         )
 
     def snapshot(self, coordinator: Coordinator, now: float) -> RunState:
@@ -310,7 +311,6 @@ class Progress:
         ideal = self.ideal_step_s
         return RunState(
             run=self._run,
-                holdings=holdings,
             name=config.name,
             status=_status(coordinator),
             status_reason=coordinator.ended.reason if coordinator.ended else _reason(coordinator),
