@@ -20,8 +20,11 @@ from storage.records import (
     CommandResult,
     Decide,
     Fault,
+    Pause,
     Proposal,
     RecordError,
+    Resume,
+    Stop,
     Trigger,
 )
 
@@ -105,6 +108,16 @@ class Commands:
                 kind=kind,
                 reason=reason,
             ),
+        )
+
+    def ask(
+        self, command: str, run: str, kind: type[Pause | Resume | Stop], reason: str = ""
+    ) -> CommandResult:
+        """Pause, resume or stop the whole run."""
+        author = self._author
+        return self._send(
+            run,
+            kind(id=command, at=self._clock(), who=author.who, via=author.via, reason=reason),
         )
 
     def fault(

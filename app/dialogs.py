@@ -65,7 +65,7 @@ def approve(proposal: Proposal, command: str) -> None:
         command, proposal, "approved", chosen, reason
     )
     what = f"approve: {split_title(option.title)[0]}"
-    _buttons("Approve", command, proposal.run, what, send, missing)
+    buttons("Approve", command, proposal.run, what, send, missing)
 
 
 @st.dialog("Reject")
@@ -81,7 +81,7 @@ def reject(proposal: Proposal, command: str) -> None:
         command, proposal, "rejected", reason=reason.strip()
     )
     missing = "" if reason.strip() else "A reason is required: say why it is rejected."
-    _buttons("Reject", command, proposal.run, "reject", send, missing)
+    buttons("Reject", command, proposal.run, "reject", send, missing)
 
 
 @st.dialog("Emulated device")
@@ -96,10 +96,10 @@ def fault(run: str, gpu: str, failed: bool, command: str) -> None:
     if kind == "slow":
         factor = st.slider("Times slower", 1.1, 4.0, 1.5, 0.1, key=f"factor_{command}")
     send = lambda: context.commands().fault(command, run, gpu, kind, factor)  # noqa: E731
-    _buttons("Repair" if failed else "Inject", command, run, f"{kind} {gpu}", send)
+    buttons("Repair" if failed else "Inject", command, run, f"{kind} {gpu}", send)
 
 
-def _buttons(
+def buttons(
     label: str,
     command: str,
     run: str,

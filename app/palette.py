@@ -70,6 +70,7 @@ STATUS_LOOKS: dict[RunStatus, Look] = {
     "running": Look(mark="·", colour=HEALTHY, word="running", quiet=True),
     "reconfiguring": Look(mark="↻", colour=BOOSTED, word="reconfiguring"),
     "waiting": Look(mark="?", colour=SUSPECT, word="waiting for approval"),
+    "paused": Look(mark="‖", colour=NEUTRAL, word="paused"),
     "stopped": Look(mark="■", colour=NEUTRAL, word="stopped"),
     "failed": Look(mark="×", colour=FAILED, word="failed"),
 }
@@ -125,7 +126,9 @@ BUCKET_LOOKS: dict[Bucket, BucketLook] = {
     "waiting_for_approval": BucketLook(
         word="waiting for approval", colour=FAILED, means="lost while a proposal was open"
     ),
-    "paused": BucketLook(word="paused", colour="#5a626b", means="stopped by an operator"),
+    "paused": BucketLook(
+        word="paused", colour="#5a626b", means="stopped by an operator, or no GPU was left"
+    ),
     "starting": BucketLook(word="starting", colour="#9aa4ae", means="until the first step"),
     "unknown": BucketLook(
         word="unknown", colour=NEUTRAL, means="not accounted for by any other bucket", hatch=True

@@ -43,6 +43,7 @@ def _health(state: RunState) -> dict[str, Any]:
         "starting": "Starting: no step committed yet",
         "reconfiguring": "Reconfiguring: training pauses for a moment",
         "waiting": "Waiting for approval: nothing trains",
+        "paused": "Paused: nothing trains, every state is kept",
         "stopped": "The run has ended",
         "failed": "The run has failed",
     }

@@ -27,6 +27,8 @@ COMMANDS = {
     "trigger": ("runtime.commands.act", "trigger"),
     "fault": ("runtime.commands.act", "fault"),
     "power": ("runtime.commands.power", "power"),
+    "pause": ("runtime.commands.pause", "pause"),
+    "resume": ("runtime.commands.pause", "resume"),
     "stop": ("runtime.commands.act", "stop"),
     "health": ("runtime.commands.health", "health"),
     "notify": ("runtime.commands.notify", "notify"),

@@ -34,6 +34,8 @@ _LEAST_ROLE: dict[str, Role] = {
     "Report": "operator",
     "Fault": "operator",
     "Decide": "approver",
+    "Pause": "approver",
+    "Resume": "approver",
     "SetBudget": "admin",
     "Stop": "admin",
 }

@@ -23,7 +23,9 @@ GpuState = Literal["healthy", "suspect", "degraded", "draining", "failed", "repa
 GPU_STATES: tuple[GpuState, ...] = (
     "healthy", "suspect", "degraded", "draining", "failed", "repairing",
 )  # fmt: skip
-RunStatus = Literal["starting", "running", "reconfiguring", "waiting", "stopped", "failed"]
+RunStatus = Literal[
+    "starting", "running", "reconfiguring", "waiting", "paused", "stopped", "failed"
+]  # fmt: skip
 ReplicaMode = Literal["training", "standby", "out"]
 ActionKind = Literal["carry_on", "drop", "shrink", "shrink_boost", "grow", "replace", "restart"]
 ProposalState = Literal[
@@ -413,6 +415,18 @@ class Stop(_Asked, frozen=True, kw_only=True, tag="stop"):
     reason: str = ""
 
 
+class Pause(_Asked, frozen=True, kw_only=True, tag="pause"):
+    """Stand still at the next step boundary; every process lives on and keeps its state."""
+
+    reason: str = ""
+
+
+class Resume(_Asked, frozen=True, kw_only=True, tag="resume"):
+    """Go on with a paused run."""
+
+    reason: str = ""
+
+
 class Report(_Asked, frozen=True, kw_only=True, tag="report"):
     """What an operator or another system knows of a GPU; "healthy" takes back what is held against
     it."""
@@ -422,7 +436,7 @@ class Report(_Asked, frozen=True, kw_only=True, tag="report"):
     reason: str
 
 
-Command = Decide | Trigger | Fault | Stop | Report | SetBudget
+Command = Decide | Trigger | Fault | Stop | Pause | Resume | Report | SetBudget
 
 
 class CommandResult(_Record, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from app.commands import explain, mint
 from app.components.parts import Column, Row, heading, table
 from app.proposal_card import card_body, card_head
 from app.queries import LiveSnapshot
+from app.run_controls import run_controls
 from app.tables import proposal_table
 from app.words import ACTION_WORDS
 from storage.records import ActionKind, Decide, Proposal, RunState, Trigger
@@ -23,6 +24,7 @@ def render() -> None:
     state = context.snapshot().state
     if state is not None and state.status not in context.ENDED:
         _trigger(state)
+    st.fragment(_controls, run_every=context.tick_s())()
     st.fragment(_closed, run_every=context.tick_s() + 1.0)()
 
 
@@ -32,7 +34,12 @@ def _proposals() -> None:
         header.nothing_runs(snapshot.down)
         return
     shown = _shown(snapshot)
-    if not any(one.state == "open" for one in shown):
+    if snapshot.state.status == "paused":
+        st.markdown(
+            f"**The run is {snapshot.state.status_reason}.** Nothing trains and nothing is "
+            "proposed until it is resumed, below."
+        )
+    elif not any(one.state == "open" for one in shown):
         st.markdown(
             "Nothing waits for a decision. A proposal appears here when a GPU fails, slows down "
             "or comes back; you can also ask for one below."
@@ -130,6 +137,12 @@ def _trigger(state: RunState) -> None:
     st.caption(
         f"The planner predicts its effect first; it is carried out only once approved. {lacks}"
     )
+
+
+def _controls() -> None:
+    state = context.snapshot().state
+    if state is not None and state.status not in context.ENDED:
+        run_controls(state)
 
 
 def _closed() -> None:

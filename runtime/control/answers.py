@@ -18,7 +18,9 @@ from storage.records import (
     DecisionMade,
     EventHappened,
     Fault,
+    Pause,
     Report,
+    Resume,
     SetBudget,
     Stop,
     Trigger,
@@ -54,6 +56,8 @@ def answer_command(
             message = _report(coordinator, command, now)
         elif isinstance(command, SetBudget):
             message = _set_budget(coordinator, command, now)
+        elif isinstance(command, Pause | Resume):
+            message = _pause_or_resume(coordinator, command, now)
         elif not isinstance(command, Stop):
             raise _Refused("invalid", "this controller does not know such a command")
         else:
@@ -129,6 +133,8 @@ def _decide(desk: Desk, coordinator: Coordinator, command: Decide, now: float) -
 def _trigger(desk: Desk, coordinator: Coordinator, command: Trigger, now: float) -> str:
     if coordinator.plan is None:
         raise _Refused("invalid", "the run is still starting")
+    if coordinator.phase == "paused":
+        raise _Refused("invalid", f"the run is {coordinator.pausing.why}; resume it first")
     if not coordinator.takes_decisions:
         raise _Refused("invalid", "the run is between two generations; ask again in a moment")
     if under_way := desk.book.under_way(command.replica):
@@ -152,6 +158,18 @@ def _trigger(desk: Desk, coordinator: Coordinator, command: Trigger, now: float)
         cause=f"asked for by {command.who}" + (f": {command.reason}" if command.reason else ""),
     )
     return f"opened proposal {proposal.id}: {comparison.choice.title}"
+
+
+def _pause_or_resume(coordinator: Coordinator, command: Pause | Resume, now: float) -> str:
+    pause = isinstance(command, Pause)
+    if why := coordinator.pausing.obstacle(coordinator, pause=pause):
+        raise _Refused("invalid", why)
+    reason = f": {command.reason}" if command.reason else ""
+    if pause:
+        coordinator.pausing.pause(coordinator, f"paused by {command.who}{reason}", now)
+        return "the run pauses at the next step boundary"
+    coordinator.pausing.resume(coordinator, f"resumed by {command.who}{reason}", now)
+    return "the run goes on"
 
 
 def _report(coordinator: Coordinator, command: Report, now: float) -> str:

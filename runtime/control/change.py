@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["starting", "entering", "training", "leaving", "saving", "ended"]
+Phase = Literal["starting", "entering", "training", "leaving", "paused", "saving", "ended"]
 
 
 @dataclass(frozen=True, kw_only=True)

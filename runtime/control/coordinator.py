@@ -25,6 +25,7 @@ from runtime.control.fleet import Fleet, GpuView
 from runtime.control.generations import Generations
 from runtime.control.instructions import Finish, Instruction, Order, Outgoing, event_of
 from runtime.control.memory import Memory
+from runtime.control.pausing import Pausing
 from runtime.control.power_desk import PowerDesk
 from runtime.control.progress import Progress
 from runtime.control.roll_call import RollCall
@@ -66,6 +67,7 @@ class Coordinator:
         self.power = PowerDesk(config, run=run, outgoing=self.outgoing)
         self.progress.power = self.power
         self.examiner = Examiner(config, run=run, outgoing=self.outgoing)
+        self.pausing = Pausing()
         self.phase: Phase = "starting"
         self.generations = Generations(store)
         self.ended: Finish | None = None
@@ -123,6 +125,7 @@ class Coordinator:
         if self.phase != "ended":
             if self.phase == "starting" and self.number == 0:
                 self._roll_call.start_when_ready(self, now)
+            self.pausing.tick(self, now)
             self.checkpoints.tick(self, now)
             self._fence.look(self, now)
             self.examiner.tick(self, now)
@@ -170,7 +173,11 @@ class Coordinator:
             self.end(finish, now)
         elif self._finish is None:
             self._finish = finish
-            self.leave(Change(cause=reason, planned=True, began_at=now), now)
+            if self.phase == "paused":
+                self.pausing.lift(self, reason, now)
+            else:
+                self.pausing.why = ""
+                self.leave(Change(cause=reason, planned=True, began_at=now), now)
 
     def end_now(self, reason: str, now: float) -> None:
         """End the run where it stands, without a last checkpoint."""
@@ -200,6 +207,10 @@ class Coordinator:
     def takes_decisions(self) -> bool:
         """Whether the generation stands, so that a proposal for it can be answered."""
         return self.phase in ("entering", "training") and self._finish is None
+
+    @property
+    def is_finishing(self) -> bool:
+        return self._finish is not None
 
     @property
     def led_here(self) -> Change:
@@ -246,8 +257,10 @@ class Coordinator:
         if phase == "entering" and not self.progress.formed:
             cause = f"the controller restarted while generation {self.number} formed"
             self.leave(replace(self._change, cause=cause, planned=False), now)
-        elif phase in ("leaving", "saving"):
-            self.leave(self._change, now)
+        elif phase in ("leaving", "saving", "paused"):
+            self.pausing.recall(self, memory.paused, now, still=phase == "paused")
+            if phase != "paused":
+                self.leave(self._change, now)
         self.desk.carry_out_approved(self, now)
 
     # workers ---------------------------------------------------------------------------------
@@ -338,6 +351,8 @@ class Coordinator:
         # Ranks that left in the middle of a step may be one apart: the next generation mends that.
         if self._finish is not None and (not self._change.aborts or self._all_steps_done()):
             self.checkpoints.last.begin(self, self._finish, now)
+        elif self.pausing.why:
+            self.pausing.begin(self, now)
         else:
             self.form_next(now)
 

@@ -1,4 +1,4 @@
-"""The plans of a run: the present one, and the few before it that a standing may still refer to. Pure."""
+"""The plans of a run: the present one, and those before it that a standing may refer to. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Generations:
     def publish_next(
         self, coordinator: Coordinator, aims: Sequence[Aim]
     ) -> tuple[GenerationPlan, int]:
-        """Make the next generation's plan the present one; returns it with the bytes that will move.
+        """Make the next generation's plan the present one; returns it and the bytes that move.
 
         Raises:
             StateLost: some unit of the newest state has no holder among the members.

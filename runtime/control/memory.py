@@ -59,7 +59,8 @@ class DeskMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a coordinator beyond journal and plans. position: last command that was read."""
+    """State of a coordinator beyond journal and plans. position: last command that was read.
+    paused: why it shall stand still, "" when it shall not."""
 
     run: str
     generation: int
@@ -72,6 +73,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     position: str = ""
     budgets_w: dict[str, float] = {}
 
+    caps_told: dict[str, tuple[int, int]] = {}
+    health: ExaminerMemory = ExaminerMemory()
+    paused: str = ""
 
 def remember(coordinator: Coordinator, position: str) -> Memory:
     """What to write down now."""
@@ -105,6 +109,9 @@ def remember(coordinator: Coordinator, position: str) -> Memory:
         position=position,
         budgets_w=dict(coordinator.power.budgets_w),
     )
+        caps_told=dict(coordinator.power.told),
+        health=coordinator.examiner.memory(),
+        paused=coordinator.pausing.why,
 
 
 def recall(

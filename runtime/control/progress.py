@@ -178,6 +178,15 @@ class Progress:
     def generation_published(self, plan: GenerationPlan, bytes_moved: int, now: float) -> None:
         self.formed = False
         self.last_commit_at = now
+    def paused(self, at: float, now: float) -> None:
+        """Nothing trains from `at` on, until a change or a failure is told."""
+        self.ledger.paused(at)
+        self.pause_goes_on(now)
+
+    def pause_goes_on(self, now: float) -> None:
+        self.ledger.spend("paused", now)
+        self._drain()
+
         self._moved = bytes_moved
         self._recent.clear()
 
@@ -349,6 +358,8 @@ def _status(coordinator: Coordinator) -> RunStatus:
         else ("reconfiguring")
     )
 
+    if coordinator.phase == "paused":
+        return "paused"
 
 def _reason(coordinator: Coordinator) -> str:
     if coordinator.phase == "starting":
@@ -363,6 +374,8 @@ def _reason(coordinator: Coordinator) -> str:
 def _is_healthy(plan: GenerationPlan) -> bool:
     return all(r.mode == "training" and r.degree == len(r.gpus) for r in plan.replicas)
 
+    if coordinator.phase == "paused":
+        return coordinator.pausing.why
 
 def _replica_shares(plan: GenerationPlan, share_s: tuple[float, ...]) -> tuple[float, ...]:
     """Slowest slot's share per replica; 0.0 for replicas that do not train."""

@@ -57,6 +57,20 @@ def whole_aims(config: Config) -> list[Aim]:
     ]
 
 
+def aims_of(plan: GenerationPlan) -> list[Aim]:
+    """The shape of `plan` once more."""
+    return [
+        Aim(
+            replica=one.replica,
+            mode=one.mode,
+            live=one.live,
+            num_samples=one.num_samples,
+            caps_w=one.caps_w,
+        )
+        for one in plan.replicas
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Vote:
     """Outcome of a vote: steps applied once all have caught up, how to, and who has the state."""

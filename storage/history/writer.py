@@ -18,6 +18,7 @@ from storage.history.rollups import known_steps, roll_up
 from storage.history.rows import BadEntry, Gap, Recordable, Row, number, rows_of
 from storage.history.tables import LEDGER_TOTALS, POSITIONS, RUNS, STEPS
 from storage.records import (
+    EventHappened,
     GenerationFormed,
     JournalEntry,
     LedgerSpent,
@@ -195,9 +196,11 @@ def _summarise(
                 row["started_at"] = min(row["started_at"], item.at)
             case RunEnded():
                 row |= {"status": item.status, "status_reason": item.reason, "ended_at": item.at}
+            case EventHappened(kind="run_paused"):
+                row |= {"status": "paused", "status_reason": item.message}
             case StepCommitted():
-                if row["status"] == "starting":
-                    row["status"] = "running"
+                if row["status"] in ("starting", "paused"):
+                    row |= {"status": "running", "status_reason": ""}
                 if row["last_step"] is None or item.step >= row["last_step"]:
                     row |= {"last_step": item.step, "last_loss": number(item.loss)}
             case GenerationFormed():

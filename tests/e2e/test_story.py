@@ -54,6 +54,8 @@ def test_a_run_loses_a_gpu_and_is_steered_from_the_browser(
     _approve(page)
     _await_replica(up, mode="training", degree=8)
 
+    _pause_and_resume(page, up)
+
     survivors = {gpu: pid for gpu, pid in _worker_pids(up).items() if gpu != GPU}
     assert survivors == {gpu: pid for gpu, pid in workers.items() if gpu != GPU}
     run = up.cli("status")["run"]
@@ -119,6 +121,18 @@ def _await_replica(up: Up, *, mode: str, degree: int) -> None:
     wait_until(there, 60.0, f"replica 0 {mode} with {degree} slots")
 
 
+def _pause_and_resume(page: Page, up: Up) -> None:
+    page.get_by_role("button", name="Pause…").click()
+    page.get_by_role("dialog").get_by_role("textbox").fill("inspection")
+    page.get_by_role("dialog").get_by_role("button", name="Pause", exact=True).click()
+    expect(page.locator(".chip", has_text="paused").first).to_be_visible()
+    expect(page.get_by_text(re.compile("paused by .*: inspection")).first).to_be_visible()
+    stood_at = up.cli("status")["step"]
+    answer = up.cli("resume")
+    assert answer["ok"], answer
+    wait_until(lambda: up.cli("status")["step"] >= stood_at + 2, 60.0, "steps after the pause")
+
+
 def _worker_pids(up: Up) -> dict[str, int]:
     """GPU id -> pid, from what the controller remembers."""
     import msgspec
@@ -148,6 +162,7 @@ def _history_tells_it(page: Page, up: Up, run: str) -> None:
         events = page.get_by_role("table", name="Events")
         expect(events).to_contain_text(f"{GPU} failed")
         expect(events).to_contain_text(f"{GPU} is back")
+        expect(events).to_contain_text(": inspection. All processes live on")
         expect(page.locator(".cp-chart .main-svg").first).to_be_visible()
         words = page.locator(".sum").inner_text().rstrip(".")
         parts, wall = words.removeprefix("Sum of the buckets ").split(", wall time ")
