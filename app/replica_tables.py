@@ -1,9 +1,9 @@
-"""Rows of the Replicas page: pace, slowest slot, boost, and who holds how many units before and
-after the last change. Pure."""
+"""Rows of the Replicas page: pace, slowest slot, boost, and who holds how many units (before and
+after the last change) and which. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,10 @@ from app.components.parts import Column, Row, marked
 from app.palette import DEGRADED_RUN, SEVERITY_LOOKS, STATUS_LOOKS, Look
 from app.shapes import is_whole, slot_of
 from app.words import DASH, number, percent, seconds
+from storage.holdings import Holdings, at_home
 from storage.records import RackRecord, ReplicaState, RunState
 
+FAMILY_WORDS = {"attention": "Query heads", "mlp": "MLP blocks", "vocab": "Vocabulary blocks"}
 MODE_WORDS = {"training": "training", "standby": "left out (standby)", "out": "out: no live slot"}
 PACE_COLUMNS = (
     Column(label="Replica"),
@@ -115,6 +117,40 @@ def unit_table(
             cells.append(_was(held, number(had[slot]) if slot < len(had) else None))
         rows.append(Row(id=family, cells=(*cells, number(sum(counts)))))
     return columns, rows
+
+
+def which_units(
+    replicas: Sequence[ReplicaState],
+) -> list[tuple[str, list[Column], list[Row]]]:
+    """Tables (name, columns, rows) of which units each slot holds: one for every replica that is
+    not at home, one for all that are alike at home. `0–1, 14`: alone; `+ 15 (2 of 6)`: shared."""
+    alike: dict[Any, list[ReplicaState]] = {}
+    for one in replicas:
+        alike.setdefault(one.replica if one.holdings else str(one.units), []).append(one)
+    return [_which(group) for group in alike.values()]
+
+
+def _which(alike: Sequence[ReplicaState]) -> tuple[str, list[Column], list[Row]]:
+    one = alike[0]
+    holdings = one.holdings or at_home(one.units)
+    numbers = ", ".join(str(each.replica) for each in alike)
+    name = f"Replica{'s' if len(alike) > 1 else ''} {numbers}"
+    columns = [Column(label=f"{name}: slot")]
+    columns += [Column(label=FAMILY_WORDS.get(family, family), kind="wide") for family in one.units]
+    rows = []
+    for slot in range(len(one.gpus)):
+        held = [_held(holdings, family, slot) if slot in one.live else DASH for family in one.units]
+        rows.append(Row(id=str(slot), cells=(str(slot), *held)))
+    return name, columns, rows
+
+
+def _held(holdings: Holdings, family: str, slot: int) -> str:
+    runs = holdings.alone[family][slot] if slot < len(holdings.alone.get(family, ())) else ()
+    text = ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in runs)
+    for one in holdings.shared.get(family, ()):
+        if slot in one.turns:
+            text += f" + {one.unit} ({one.turns.count(slot)} of {len(one.turns)})"
+    return text.removeprefix(" + ") or DASH
 
 
 def mode_look(replica: ReplicaState) -> Look:

@@ -10,7 +10,7 @@ from app import context, header
 from app.components.parts import Tile, heading, table, tiles
 from app.live_shape import live_shape
 from app.queries import LiveSnapshot
-from app.replica_tables import PACE_COLUMNS, pace_rows, unit_table
+from app.replica_tables import PACE_COLUMNS, pace_rows, unit_table, which_units
 from app.shapes import is_whole, most_pressing
 from app.words import percent, plural, seconds
 from storage.records import RunState
@@ -28,7 +28,8 @@ def _live() -> None:
     if state is None:
         header.nothing_runs(snapshot.down)
         return
-    numbers, shape, pace, units = (st.container() for _ in range(4))
+    numbers, shape, pace, units, which = (st.container() for _ in range(5))
+    pressing = most_pressing(state.replicas, MAX_UNIT_TABLES)[0]
     previous = {one.replica: one for one in snapshot.recent.previous}
     with numbers:
         tiles(_numbers(snapshot, state), "replicas_numbers")
@@ -44,14 +45,25 @@ def _live() -> None:
         st.caption(
             "Who holds how many units of each family: query heads (attention), blocks of columns "
             "(mlp), blocks of rows (vocab). A dead slot holds none; its units went to live ones. "
+            "A shared unit is counted once. "
             "Underlined: it changed with this generation; hover to see what it was before."
         )
-        for replica in most_pressing(state.replicas, MAX_UNIT_TABLES)[0]:
+        for replica in pressing:
             columns, held = unit_table(replica, previous.get(replica.replica))
             number = replica.replica
             empty = f"Replica {number} holds no units now."
             label = f"Units of replica {number}"
             table(columns, held, f"units_{number}", label=label, empty=empty)
+    with which:
+        heading("Which units")
+        st.caption(
+            "Units by number. Where they do not divide evenly, slots share the last ones and take "
+            "turns by sample: “+ 15 (2 of 6)” is unit 15, for 2 of 6 samples."
+        )
+        for name, columns, held in which_units(pressing):
+            key = f"which_{name}"
+            empty = "No slots."
+            table(columns, held, key, label=f"{name}: which units", empty=empty, max_height=420)
 
 
 def _numbers(snapshot: LiveSnapshot, state: RunState) -> list[Tile]:

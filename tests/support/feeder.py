@@ -402,7 +402,7 @@ class Feeder:
             replica=one.index, rack=one.rack, mode=one.mode,
             gpus=tuple(f"{one.rack}/{slot}" for slot in range(self.num_slots)),
             live=tuple(one.live), num_samples=round(BATCH * len(one.live) / total) if trains else 0,
-            units={"query_heads": share(16), "mlp_blocks": share(43), "vocab_blocks": share(32)},
+            units={"attention": share(16), "mlp": share(43), "vocab": share(32)},
             step_s=IDEAL_STEP_S * self.num_slots / live if trains else 0.0,
             boost_w=max(0.0, boosted),
         )  # fmt: skip

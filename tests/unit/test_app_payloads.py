@@ -7,6 +7,7 @@ import json
 import struct
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from streamlit.components.v2.component_manager import BidiComponentManager
@@ -16,9 +17,10 @@ from app.components.registry import NAMES, register
 from app.figures import MAX_POINTS, loss_and_pace, thinned
 from app.palette import CELL_CODES
 from app.rack_filter import RackQuery, in_order, matches, ordered
-from app.replica_tables import pace_rows, slowest_slot, unit_table
+from app.replica_tables import pace_rows, slowest_slot, unit_table, which_units
 from app.shapes import after_rows, before_rows, most_pressing, natural, rack_looks, shape_rows
 from app.tail import StepSeries
+from storage.holdings import Holdings, SharedUnit
 from storage.live.memory import MemoryStore
 from storage.records import RackRecord
 from tests.support.feeder import Feeder
@@ -173,3 +175,25 @@ def test_replicas_say_who_is_slow_and_what_changed(feeder: Feeder) -> None:
     assert heads[4]["title"] == "before the last change: 2"
     _, same = unit_table(state.replicas[0], before[0])
     assert all(isinstance(cell, str) for row in same for cell in row.cells)
+
+
+def test_which_units_each_slot_holds(feeder: Feeder) -> None:
+    (table,) = which_units(feeder._states())
+    assert table[0] == "Replicas 0, 1"
+    assert [row.cells for row in table[2]][7] == ("7", "14–15", "38–42", "28–31")
+    at_home, reduced = feeder._states()
+    shared = SharedUnit(unit=15, turns=(0, 1, 2, 4, 5, 0))
+    alone = {
+        "attention": (((0, 1), (14, 14)), ((2, 3),), ((4, 5),), (), ((8, 9),), (), (), ()),
+    }
+    reduced = msgspec.structs.replace(
+        reduced,
+        live=(0, 1, 2, 4, 5, 6, 7),
+        units={"attention": (3, 2, 2, 0, 2, 0, 0, 0)},
+        holdings=Holdings(alone=alone, shared={"attention": (shared,)}),
+    )
+    home, other = which_units([at_home, reduced])
+    assert (home[0], other[0]) == ("Replica 0", "Replica 1")
+    held = [row.cells[1] for row in other[2]]
+    assert held[0] == "0–1, 14 + 15 (2 of 6)"
+    assert (held[3], held[5], held[6]) == ("–", "15 (1 of 6)", "–")
