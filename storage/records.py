@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from storage.holdings import Holdings
 
+from storage.policy_state import Approval, PolicyState
 SCHEMA = 1
 
 GpuState = Literal["healthy", "suspect", "degraded", "draining", "failed", "repairing"]
@@ -134,7 +135,8 @@ class RunState(_Record, frozen=True, kw_only=True):
     """The snapshot a dashboard tick reads: one record per run, rewritten on every change.
 
     step: optimizer steps committed. ideal_step_s: step time of the fully healthy run (baseline of
-    goodput). ledger: bucket -> seconds, adds up to wall_s. policy: as shown in the header.
+    goodput). ledger: bucket -> seconds, adds up to wall_s. policy: as shown in the header;
+    policy_state: all of it.
     """
 
     run: str
@@ -161,6 +163,7 @@ class RunState(_Record, frozen=True, kw_only=True):
     status_reason: str = ""
     policy: str = "act with approval"
     ended_at: float | None = None
+    policy_state: PolicyState | None = None
     schema: int = SCHEMA
 
 
@@ -281,9 +284,12 @@ class Proposal(_Record, frozen=True, kw_only=True):
     """A recommended reconfiguration and its life. options[recommended] is the recommendation;
     the others are the alternatives. It can be approved only while `generation` stands.
 
-    before: the shape when it was computed. evidence: what was seen, with times. revision grows
-    with every change. chosen: index of the option that was approved. state_reason says why it is
-    stale, rejected, failed.
+    before: the shape when it was computed. evidence: what was seen, with times; older than
+    evidence_max_age_s (0: any age will do) it carries no approval. revision grows with every
+    change. chosen: index of the option that was approved. state_reason says why it is stale,
+    rejected, failed. approvals_needed: different people who must approve the same option; decider:
+    the least role that may. ruling: what policy says of it; barred: why nobody can approve it now,
+    "" when they can. asked_by: who asked for it by hand. undoes: id of what it would take back.
     """
 
     id: str
@@ -307,11 +313,37 @@ class Proposal(_Record, frozen=True, kw_only=True):
     auto_at: float | None = None
     outcome: Outcome | None = None
     schema: int = SCHEMA
+    approvals_needed: int = 1
+    approvals: tuple[Approval, ...] = ()
+    decider: str = "approver"
+    ruling: str = ""
+    barred: str = ""
+    asked_by: str = ""
+    undoes: str = ""
+    evidence_max_age_s: float = 0.0
 
     @property
     def is_final(self) -> bool:
         return self.state in ("applied", "failed", "rejected", "expired", "stale")
 
+
+    @property
+    def approvals_left(self) -> int:
+        return max(0, self.approvals_needed - len(self.approvals))
+
+    @property
+    def evidence_at(self) -> float:
+        """When its newest evidence was seen."""
+        return max((at for at, _ in self.evidence), default=self.created_at)
+
+    def no_second(self, who: str) -> str:
+        """Why `who` cannot add an approval to it, "" when they can: two people are two people."""
+        given = next((one for one in self.approvals if one.who == who), None)
+        if given is not None:
+            return f"{who} has approved it already; another person must"
+        if self.approvals_needed > 1 and who == self.asked_by:
+            return f"{who} asked for it and cannot approve it too; other people must"
+        return ""
 
 class ProposalChanged(_Record, frozen=True, kw_only=True, tag="proposal_changed"):
     seq: int
@@ -322,7 +354,7 @@ class ProposalChanged(_Record, frozen=True, kw_only=True, tag="proposal_changed"
 
 class DecisionMade(_Record, frozen=True, kw_only=True, tag="decision_made"):
     """An answer to a proposal. id is the command id, so it counts once. via: "browser", "cli",
-    "policy"."""
+    "policy". approved_in_part: an approval that alone is not enough."""
 
     seq: int
     at: float
@@ -330,7 +362,7 @@ class DecisionMade(_Record, frozen=True, kw_only=True, tag="decision_made"):
     id: str
     proposal: str
     generation: int
-    verdict: Literal["approved", "rejected"]
+    verdict: Literal["approved", "approved_in_part", "rejected"]
     option: int | None
     who: str
     via: str
@@ -388,13 +420,15 @@ class Decide(_Asked, frozen=True, kw_only=True, tag="decide"):
 
 
 class Trigger(_Asked, frozen=True, kw_only=True, tag="trigger"):
-    """Ask for a proposal by hand; it then goes the usual way to approval."""
+    """Ask for a proposal by hand; it then goes the usual way to approval. undoes: the proposal that
+    it shall take back; then replica and kind are that one's."""
 
     replica: int
     kind: ActionKind
     reason: str = ""
 
 
+    undoes: str = ""
 class Fault(_Asked, frozen=True, kw_only=True, tag="fault"):
     """Inject a fault (emulated runs only) or report a repair. factor: slowness, 1.0 is none."""
 
@@ -413,6 +447,15 @@ class SetBudget(_Asked, frozen=True, kw_only=True, tag="set_budget"):
 
 class Stop(_Asked, frozen=True, kw_only=True, tag="stop"):
     reason: str = ""
+class SetPolicy(_Asked, frozen=True, kw_only=True, tag="set_policy"):
+    """Change the policy. changes: key of the configuration's `[policy]` (dotted below tables) ->
+    value as TOML. revision: of the policy they were made from."""
+
+    changes: dict[str, str]
+    revision: int
+    reason: str
+
+
 
 
 class Pause(_Asked, frozen=True, kw_only=True, tag="pause"):
@@ -436,7 +479,7 @@ class Report(_Asked, frozen=True, kw_only=True, tag="report"):
     reason: str
 
 
-Command = Decide | Trigger | Fault | Stop | Pause | Resume | Report | SetBudget
+Command = Decide | Trigger | Fault | Stop | Pause | Resume | Report | SetBudget | SetPolicy
 
 
 class CommandResult(_Record, frozen=True, kw_only=True):

@@ -58,7 +58,7 @@ def controller(config_path: Path | None, run_id: str, port: int | None, fresh: b
         begin=(start, why),
     )
     keys = {writer: writer_key(settings.home, writer) for writer in WRITERS}
-    serving.coordinator.desk.require_identity(
+    serving.coordinator.desk.intake.require_identity(
         lambda command, now: refusal(command, run_id, keys, now)
     )
     on_signals(lambda: serving.ask_stop("stopped by its operator"))

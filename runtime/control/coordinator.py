@@ -134,7 +134,7 @@ class Coordinator:
 
     def command(self, command: Command, now: float) -> list[Instruction]:
         """Carry out a person's command; the answer is among the instructions."""
-        self.desk.command(self, command, now)
+        self.desk.intake.take(self, command, now)
         return self.outgoing.take()
 
     def snapshot(self, now: float) -> RunState:

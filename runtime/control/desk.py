@@ -7,29 +7,27 @@ The planner says what an option would bring; the coordinator carries it out. Pur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from runtime.config import Config
-from runtime.control.answers import answer_command
 from runtime.control.book import Book
 from runtime.control.fleet import Facts
 from runtime.control.followup import Followup
-from runtime.control.instructions import Answer, Outgoing, Record
+from runtime.control.instructions import Outgoing, Record
+from runtime.control.intake import Intake
 from runtime.control.memory import DeskMemory
 from runtime.control.messages import StepDone
+from runtime.control.policy_desk import PolicyDesk
 from runtime.control.situations import aim_for, situation_of
+from runtime.control.standing import facts_of, some_replica_trains, standing_words
 from runtime.control.succession import Aim
 from runtime.errors import PlanError
-from runtime.plan.planner import compare, leave_out, targets
-from runtime.plan.policy import rule
+from runtime.plan.planner import Comparison, compare, leave_out, targets
 from runtime.plan.situation import Situation
 from storage.records import (
-    Command,
-    CommandResult,
-    Decide,
     DecisionMade,
     EventHappened,
     Option,
@@ -40,23 +38,23 @@ if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator
 
 KEPT_EVIDENCE = 20
-KEPT_ANSWERS = 1000
+# Evidence that is older when a proposal opens is looked at once more, and that is evidence too.
+CONFIRM_AFTER_S = 60.0
 
 
 class Desk:
     """Keeps the proposals of one run."""
 
     def __init__(self, config: Config, *, run: str, outgoing: Outgoing) -> None:
-        self._config = config
         self._run = run
         self._outgoing = outgoing
         self.book = Book(outgoing)
+        self.policy = PolicyDesk(config.policy, run=run, outgoing=outgoing)
+        self.intake = Intake(run=run, outgoing=outgoing)
         self._dismissed: set[Facts] = set()
         # What will have been dismissed once the change under way is through.
         self._after_change: set[Facts] = set()
         self._evidence: dict[int, list[tuple[float, str]]] = {}
-        self._answered: dict[str, CommandResult] = {}
-        self._refusal: Callable[[Command, float], str] = lambda command, now: ""
         self.followup = Followup(config)
 
     # what the coordinator asks ---------------------------------------------------------------
@@ -85,8 +83,25 @@ class Desk:
         """Whether every slot of the shape `aims` has a living worker."""
         return all(set(aim.live) <= set(coordinator.fleet.alive(aim.replica)) for aim in aims)
 
-    def situation(self, coordinator: Coordinator) -> Situation:
-        return situation_of(coordinator, self.followup)
+    def situation(
+        self, coordinator: Coordinator, left_out: Mapping[int, tuple[int, ...]] | None = None
+    ) -> Situation:
+        """The run as the planner sees it; `left_out` as in `situation_of`."""
+        return situation_of(coordinator, self.followup, left_out)
+
+    def _aims_of(self, coordinator: Coordinator, proposal: Proposal, option: Option) -> list[Aim]:
+        """The shape that `option` of `proposal` goes to.
+
+        Raises:
+            PlanError: it cannot be done any more.
+        """
+        left_out = None
+        if proposal.undoes:
+            alive = coordinator.fleet.alive(proposal.replica)
+            shape = option.shape[proposal.replica]
+            left_out = {proposal.replica: tuple(slot for slot in alive if slot not in shape)}
+        situation = self.situation(coordinator, left_out)
+        return [aim_for(target) for target in targets(situation, option)]
 
     def note(self, replica: int, at: float, text: str) -> None:
         """Keep evidence for the replica's next proposal."""
@@ -116,7 +131,7 @@ class Desk:
                 continue
             option = proposal.options[proposal.chosen or 0]
             try:
-                aims = [aim_for(t) for t in targets(self.situation(coordinator), option)]
+                aims = self._aims_of(coordinator, proposal, option)
             except PlanError as error:
                 self.book.move(proposal, "failed", str(error))
                 continue
@@ -137,7 +152,7 @@ class Desk:
         """Let proposals lapse whose facts are gone, and open those that are due."""
         if coordinator.plan is None or not coordinator.takes_decisions:
             return
-        facts = {r.replica: _facts(coordinator, r.replica) for r in coordinator.plan.replicas}
+        facts = {r.replica: facts_of(coordinator, r.replica) for r in coordinator.plan.replicas}
         for proposal in self.book.open_ones():
             about = self.book.facts(proposal.id)
             if proposal.generation != coordinator.number:
@@ -155,6 +170,8 @@ class Desk:
 
     def tick(self, coordinator: Coordinator, now: float) -> None:
         """Expire proposals and carry out what policy answers."""
+        if self.policy.has_turned(now):
+            self._rule_anew(coordinator, now)
         for proposal in self.book.open_ones():
             if now >= proposal.expires_at:
                 self.book.move(proposal, "expired", "nobody answered in time")
@@ -165,6 +182,40 @@ class Desk:
             stands = is_open and coordinator.takes_decisions
             if stands and proposal.auto_at is not None and now >= proposal.auto_at:
                 self._decide_by_policy(coordinator, proposal, now)
+
+    def _rule_anew(self, coordinator: Coordinator, now: float) -> None:
+        """Another policy holds, or another hour: what waits is answered by it."""
+        for proposal in self.book.open_ones():
+            if self.policy.observes(proposal.kind, now):
+                self.book.move(proposal, "stale", "the policy has nothing proposed any more")
+                continue
+            ruled = self.policy.rule(proposal, now, others_train=some_replica_trains(coordinator))
+            if ruled != proposal:
+                self.book.put(msgspec.structs.replace(ruled, revision=proposal.revision + 1))
+        self.refresh(coordinator, now)
+
+    def look_again(
+        self, coordinator: Coordinator, proposal: Proposal, why: str, now: float
+    ) -> None:
+        """Let `proposal` lapse and plan the same anew, with what is seen now."""
+        self.book.move(proposal, "stale", why)
+        if self.book.facts(proposal.id) is not None:
+            self.refresh(coordinator, now)
+            return
+        try:
+            situation = self.situation(coordinator)
+            comparison = compare(situation, proposal.replica, wanted=proposal.kind)
+        except PlanError as error:
+            self._event("planning_failed", str(error), coordinator.number, now)
+            return
+        if comparison.choice.feasible:
+            self.open(
+                coordinator, comparison, now, facts=None, cause=proposal.cause,
+                asked_by=proposal.asked_by,
+            )  # fmt: skip
+
+    def record(self, decision: DecisionMade) -> None:
+        self._outgoing.put(Record(entry=decision))
 
     def _decide_by_policy(self, coordinator: Coordinator, proposal: Proposal, now: float) -> None:
         decision = DecisionMade(
@@ -185,39 +236,6 @@ class Desk:
         except PlanError as error:
             self._event("planning_failed", str(error), coordinator.number, now)
 
-    def command(self, coordinator: Coordinator, command: Command, now: float) -> None:
-        """Carry a command out; one with an id that was answered before gets that answer again."""
-        result = self._answered.get(command.id)
-        if result is None and (why := self._refusal(command, now)):
-            # Not kept: who forges a command must not answer for the id of a genuine one.
-            result = self._refuse(command, why, coordinator.number, now)
-        elif result is None:
-            result = answer_command(self, coordinator, command, now, self._outgoing)
-            self._answered[command.id] = result
-            for old in list(self._answered)[:-KEPT_ANSWERS]:
-                del self._answered[old]
-        else:
-            result = msgspec.structs.replace(result, code="duplicate")
-        self._outgoing.put(Answer(result=result))
-
-    def require_identity(self, refusal: Callable[[Command, float], str]) -> None:
-        """From now on carry out only commands for which `refusal(command, now)` is ""."""
-        self._refusal = refusal
-
-    def _refuse(self, command: Command, why: str, generation: int, now: float) -> CommandResult:
-        what = type(command).__name__.lower()
-        self._event(
-            "command_refused",
-            f"{what} {command.id[:64]!r} in the name of {command.who[:64]!r}: {why}",
-            generation,
-            now,
-        )
-        proposal = self.book.get(command.proposal) if isinstance(command, Decide) else None
-        if isinstance(command, Decide) and proposal is not None:
-            # The live store may have taken the answer: write above it what really stands.
-            self.book.bump(proposal, max(proposal.revision, command.revision + 1))
-        return CommandResult(id=command.id, at=now, ok=False, code="not_allowed", message=why)
-
     # proposals -------------------------------------------------------------------------------
 
     def _is_due(self, about: Facts) -> bool:
@@ -235,48 +253,54 @@ class Desk:
         except PlanError as error:
             self._event("planning_failed", str(error), coordinator.number, now)
             return
-        if comparison.choice.kind == "carry_on" or not comparison.choice.feasible:
+        choice = comparison.choice
+        if choice.kind == "carry_on" or not choice.feasible:
             return
-        self.open(
-            coordinator, replica, comparison.options, comparison.recommended, now, facts=about
-        )
+        if not self.policy.observes(choice.kind, now):
+            self.open(coordinator, comparison, now, facts=about)
 
     def open(
         self,
         coordinator: Coordinator,
-        replica: int,
-        options: Sequence[Option],
-        recommended: int,
+        comparison: Comparison,
         now: float,
         *,
         facts: Facts | None,
         cause: str = "",
+        asked_by: str = "",
+        undoes: str = "",
     ) -> Proposal:
         """Open a proposal. facts: what it stands and falls with; None for one asked for by hand."""
         assert coordinator.plan is not None
         self.book.num_opened += 1
-        kind = options[recommended].kind
-        others = any(r.mode == "training" for r in coordinator.plan.replicas)
-        ruling = rule(self._config.policy, kind, created_at=now, others_train=others)
+        replica = comparison.replica
         evidence = self._evidence.get(replica, [])
+        if not evidence or now - evidence[-1][0] > CONFIRM_AFTER_S:
+            evidence = [*evidence, (now, f"seen now: {standing_words(coordinator, replica)}")]
         proposal = Proposal(
             id=f"p{self.book.num_opened}",
             run=self._run,
             generation=coordinator.number,
             revision=1,
             created_at=now,
-            expires_at=ruling.expires_at,
+            expires_at=now,
             replica=replica,
-            kind=kind,
-            cause=cause or (evidence[-1][1] if evidence else coordinator.change.cause),
+            kind=comparison.choice.kind,
+            cause=cause or self._cause(coordinator, replica),
             before=coordinator.progress.replica_states(coordinator.plan),
-            options=tuple(options),
-            recommended=recommended,
+            options=comparison.options,
+            recommended=comparison.recommended,
             evidence=tuple(evidence),
-            auto_at=ruling.auto_at,
+            asked_by=asked_by,
+            undoes=undoes,
         )
+        proposal = self.policy.rule(proposal, now, others_train=some_replica_trains(coordinator))
         self.book.enter(proposal, facts)
         return proposal
+
+    def _cause(self, coordinator: Coordinator, replica: int) -> str:
+        evidence = self._evidence.get(replica, [])
+        return evidence[-1][1] if evidence else coordinator.change.cause
 
     def decide(
         self,
@@ -295,15 +319,15 @@ class Desk:
         if decision.option is not None:
             option = proposal.options[decision.option]
             try:
-                aims = [aim_for(target) for target in targets(self.situation(coordinator), option)]
+                aims = self._aims_of(coordinator, proposal, option)
             except PlanError as error:
                 self.book.move(proposal, "stale", str(error))
                 self.refresh(coordinator, decision.at)
                 raise
-        self._outgoing.put(Record(entry=decision))
+        self.record(decision)
         answered = msgspec.structs.replace(
             proposal,
-            state=decision.verdict,
+            state="rejected" if decision.option is None else "approved",
             revision=revision,
             decided_by=decision.who,
             decided_at=decision.at,
@@ -317,14 +341,14 @@ class Desk:
             self.refresh(coordinator, decision.at)
             return
         if option.kind in ("carry_on", "drop"):
-            self._dismiss(about or _facts(coordinator, proposal.replica))
+            self._dismiss(about or facts_of(coordinator, proposal.replica))
         if aims == coordinator.aims:
             self.book.move(answered, "applied", "nothing had to change")
             return
-        if option.kind == "drop":
+        if option.kind == "drop" or proposal.undoes:
             aim = aims[proposal.replica]
             alive = coordinator.fleet.alive(proposal.replica)
-            left_out = _facts(coordinator, proposal.replica)[4]
+            left_out = facts_of(coordinator, proposal.replica)[4]
             self._after_change.add((proposal.replica, aim.mode, aim.live, alive, left_out))
         self.book.move(answered, "applying", "waiting for the step boundary")
         coordinator.change_shape(
@@ -378,12 +402,3 @@ class Desk:
                 )
             )
         )
-
-
-def _facts(coordinator: Coordinator, replica: int) -> Facts:
-    assert coordinator.plan is not None
-    plan = coordinator.plan.replicas[replica]
-    alive = coordinator.fleet.alive(replica)
-    left_out = coordinator.examiner.left_out(plan.gpus).slots
-    still_there = tuple(slot for slot in left_out if slot in alive)
-    return (replica, plan.mode, plan.live, alive, still_there)

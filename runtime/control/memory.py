@@ -130,6 +130,7 @@ def recall(
     for entry in entries:
         coordinator.progress.replay(entry)
         if isinstance(entry, ProposalChanged):
+        coordinator.desk.policy.replay(entry)
             proposals[entry.proposal.id] = entry.proposal
         assert not isinstance(entry, RunEnded), "an ended run is not restored"
     for gpu, seen in memory.gpus.items():

@@ -323,6 +323,7 @@ class Progress:
             name=config.name,
             status=_status(coordinator),
             status_reason=coordinator.ended.reason if coordinator.ended else _reason(coordinator),
+        policy = coordinator.desk.policy.state(now)
             emulated=config.cluster.device == "emulated",
             device=config.cluster.device,
             started_at=self._started_at,
@@ -349,6 +350,8 @@ class Progress:
 
 def _status(coordinator: Coordinator) -> RunStatus:
     if coordinator.ended is not None:
+            policy=policy.words,
+            policy_state=policy,
         return coordinator.ended.status
     if coordinator.progress.last is None:
         return "starting"

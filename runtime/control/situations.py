@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from runtime.control.examiner import LeftOut
 from runtime.control.succession import Aim
 from runtime.layout.takeover import home_holders
 from runtime.plan.situation import ReplicaSituation, ReplicaTarget, Situation
@@ -13,15 +15,22 @@ if TYPE_CHECKING:
     from runtime.control.followup import Followup
 
 
-def situation_of(coordinator: Coordinator, followup: Followup) -> Situation:
-    """Every replica as it stands: live slots hold state, returned ones have only a worker."""
+def situation_of(
+    coordinator: Coordinator,
+    followup: Followup,
+    left_out: Mapping[int, tuple[int, ...]] | None = None,
+) -> Situation:
+    """Every replica as it stands: live slots hold state, returned ones have only a worker.
+
+    left_out: replica -> live slots to leave out, where it is not the examiner that says so.
+    """
     power = coordinator.power
     return Situation(
         config=power.config,
         dead_slot_w=power.dead_slot_w,
         no_boost=power.no_boost,
         replicas=tuple(
-            _replica(coordinator, replica)
+            _replica(coordinator, replica, (left_out or {}).get(replica))
             for replica in range(len(coordinator.config.cluster.racks))
         ),
         calibration=followup.calibration,
@@ -29,7 +38,9 @@ def situation_of(coordinator: Coordinator, followup: Followup) -> Situation:
     )
 
 
-def _replica(coordinator: Coordinator, replica: int) -> ReplicaSituation:
+def _replica(
+    coordinator: Coordinator, replica: int, wanted: tuple[int, ...] | None
+) -> ReplicaSituation:
     config = coordinator.power.config
     rack = config.cluster.racks[replica]
     home = home_holders(config.model, rack.gpus)
@@ -37,6 +48,8 @@ def _replica(coordinator: Coordinator, replica: int) -> ReplicaSituation:
     alive = coordinator.fleet.alive(replica)
     slowness = tuple(coordinator.examiner.slowness(gpu) for gpu in gpus)
     left_out = coordinator.examiner.left_out(gpus)
+    if wanted is not None:
+        left_out = LeftOut(wanted, urgent=False)
     normal = (config.emulated.normal_cap_w,) * rack.gpus
     if coordinator.plan is None:
         return ReplicaSituation(

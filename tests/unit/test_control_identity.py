@@ -14,7 +14,9 @@ KEYS: dict[Writer, bytes] = {"app": b"a" * 32, "cli": b"c" * 32}
 def _guarded() -> tuple[SimCluster, Proposal, str]:
     cluster, proposal = waiting()
     run = cluster.coordinator.run
-    cluster.coordinator.desk.require_identity(lambda command, now: refusal(command, run, KEYS, now))
+    cluster.coordinator.desk.intake.require_identity(
+        lambda command, now: refusal(command, run, KEYS, now)
+    )
     return cluster, proposal, run
 
 
