@@ -72,10 +72,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     start: Start
     position: str = ""
     budgets_w: dict[str, float] = {}
-
-    caps_told: dict[str, tuple[int, int]] = {}
-    health: ExaminerMemory = ExaminerMemory()
     paused: str = ""
+
 
 def remember(coordinator: Coordinator, position: str) -> Memory:
     """What to write down now."""
@@ -108,10 +106,8 @@ def remember(coordinator: Coordinator, position: str) -> Memory:
         start=coordinator.start,
         position=position,
         budgets_w=dict(coordinator.power.budgets_w),
-    )
-        caps_told=dict(coordinator.power.told),
-        health=coordinator.examiner.memory(),
         paused=coordinator.pausing.why,
+    )
 
 
 def recall(
@@ -130,7 +126,6 @@ def recall(
     for entry in entries:
         coordinator.progress.replay(entry)
         if isinstance(entry, ProposalChanged):
-        coordinator.desk.policy.replay(entry)
             proposals[entry.proposal.id] = entry.proposal
         assert not isinstance(entry, RunEnded), "an ended run is not restored"
     for gpu, seen in memory.gpus.items():
