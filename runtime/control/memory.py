@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from runtime.control.examiner import ExaminerMemory
 from runtime.control.fleet import Facts, WorkerStatus
 from runtime.plan.generation import GenerationPlan
 from runtime.plan.manifest import Start
@@ -72,6 +73,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     start: Start
     position: str = ""
     budgets_w: dict[str, float] = {}
+    caps_told: dict[str, tuple[int, int]] = {}
+    health: ExaminerMemory = ExaminerMemory()
     paused: str = ""
 
 
@@ -106,6 +109,8 @@ def remember(coordinator: Coordinator, position: str) -> Memory:
         start=coordinator.start,
         position=position,
         budgets_w=dict(coordinator.power.budgets_w),
+        caps_told=dict(coordinator.power.told),
+        health=coordinator.examiner.memory(),
         paused=coordinator.pausing.why,
     )
 
@@ -125,6 +130,7 @@ def recall(
     proposals: dict[str, Proposal] = {}
     for entry in entries:
         coordinator.progress.replay(entry)
+        coordinator.desk.policy.replay(entry)
         if isinstance(entry, ProposalChanged):
             proposals[entry.proposal.id] = entry.proposal
         assert not isinstance(entry, RunEnded), "an ended run is not restored"
@@ -134,6 +140,8 @@ def recall(
             view.status, view.pid, view.slowness = seen.status, seen.pid, seen.slowness
             view.since = view.pulse_at = now
     coordinator.progress.replayed(now)
-    coordinator.power.recall(memory.budgets_w)
+    coordinator.power.recall(memory.budgets_w, memory.caps_told)
+    coordinator.examiner.recall(memory.health)
     coordinator.desk.recall(memory.desk, proposals)
     coordinator.take_over(memory, plans, now)
+    coordinator.power.take_over(coordinator.plan)
