@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.holdings import Holdings
-
 from storage.policy_state import Approval, PolicyState
+
 SCHEMA = 1
 
 GpuState = Literal["healthy", "suspect", "degraded", "draining", "failed", "repairing"]
@@ -162,8 +162,8 @@ class RunState(_Record, frozen=True, kw_only=True):
     token_goodput: float = 0.0
     status_reason: str = ""
     policy: str = "act with approval"
-    ended_at: float | None = None
     policy_state: PolicyState | None = None
+    ended_at: float | None = None
     schema: int = SCHEMA
 
 
@@ -312,7 +312,6 @@ class Proposal(_Record, frozen=True, kw_only=True):
     decided_at: float | None = None
     auto_at: float | None = None
     outcome: Outcome | None = None
-    schema: int = SCHEMA
     approvals_needed: int = 1
     approvals: tuple[Approval, ...] = ()
     decider: str = "approver"
@@ -321,11 +320,11 @@ class Proposal(_Record, frozen=True, kw_only=True):
     asked_by: str = ""
     undoes: str = ""
     evidence_max_age_s: float = 0.0
+    schema: int = SCHEMA
 
     @property
     def is_final(self) -> bool:
         return self.state in ("applied", "failed", "rejected", "expired", "stale")
-
 
     @property
     def approvals_left(self) -> int:
@@ -344,6 +343,7 @@ class Proposal(_Record, frozen=True, kw_only=True):
         if self.approvals_needed > 1 and who == self.asked_by:
             return f"{who} asked for it and cannot approve it too; other people must"
         return ""
+
 
 class ProposalChanged(_Record, frozen=True, kw_only=True, tag="proposal_changed"):
     seq: int
@@ -426,9 +426,9 @@ class Trigger(_Asked, frozen=True, kw_only=True, tag="trigger"):
     replica: int
     kind: ActionKind
     reason: str = ""
-
-
     undoes: str = ""
+
+
 class Fault(_Asked, frozen=True, kw_only=True, tag="fault"):
     """Inject a fault (emulated runs only) or report a repair. factor: slowness, 1.0 is none."""
 
@@ -445,8 +445,6 @@ class SetBudget(_Asked, frozen=True, kw_only=True, tag="set_budget"):
     reason: str = ""
 
 
-class Stop(_Asked, frozen=True, kw_only=True, tag="stop"):
-    reason: str = ""
 class SetPolicy(_Asked, frozen=True, kw_only=True, tag="set_policy"):
     """Change the policy. changes: key of the configuration's `[policy]` (dotted below tables) ->
     value as TOML. revision: of the policy they were made from."""
@@ -456,6 +454,8 @@ class SetPolicy(_Asked, frozen=True, kw_only=True, tag="set_policy"):
     reason: str
 
 
+class Stop(_Asked, frozen=True, kw_only=True, tag="stop"):
+    reason: str = ""
 
 
 class Pause(_Asked, frozen=True, kw_only=True, tag="pause"):

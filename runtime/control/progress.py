@@ -175,9 +175,6 @@ class Progress:
         """A planned change begins at a step boundary."""
         self.ledger.reconfigured(now)
 
-    def generation_published(self, plan: GenerationPlan, bytes_moved: int, now: float) -> None:
-        self.formed = False
-        self.last_commit_at = now
     def paused(self, at: float, now: float) -> None:
         """Nothing trains from `at` on, until a change or a failure is told."""
         self.ledger.paused(at)
@@ -187,6 +184,9 @@ class Progress:
         self.ledger.spend("paused", now)
         self._drain()
 
+    def generation_published(self, plan: GenerationPlan, bytes_moved: int, now: float) -> None:
+        self.formed = False
+        self.last_commit_at = now
         self._moved = bytes_moved
         self._recent.clear()
 
@@ -318,12 +318,12 @@ class Progress:
         step_s = self.expected_step_s or (last.step_s if last else 0.0)
         moving = last is not None and coordinator.phase in ("training", "entering", "leaving")
         ideal = self.ideal_step_s
+        policy = coordinator.desk.policy.state(now)
         return RunState(
             run=self._run,
             name=config.name,
             status=_status(coordinator),
             status_reason=coordinator.ended.reason if coordinator.ended else _reason(coordinator),
-        policy = coordinator.desk.policy.state(now)
             emulated=config.cluster.device == "emulated",
             device=config.cluster.device,
             started_at=self._started_at,
@@ -345,14 +345,16 @@ class Progress:
             token_goodput=self.ledger.token_goodput(until, self.tokens_per_step / ideal)
             if ideal > 0
             else 0.0,
+            policy=policy.words,
+            policy_state=policy,
         )
 
 
 def _status(coordinator: Coordinator) -> RunStatus:
     if coordinator.ended is not None:
-            policy=policy.words,
-            policy_state=policy,
         return coordinator.ended.status
+    if coordinator.phase == "paused":
+        return "paused"
     if coordinator.progress.last is None:
         return "starting"
     return (
@@ -361,14 +363,14 @@ def _status(coordinator: Coordinator) -> RunStatus:
         else ("reconfiguring")
     )
 
-    if coordinator.phase == "paused":
-        return "paused"
 
 def _reason(coordinator: Coordinator) -> str:
     if coordinator.phase == "starting":
         views = list(coordinator.fleet)
         alive = sum(view.status == "alive" for view in views)
         return f"{alive} of {len(views)} workers are up"
+    if coordinator.phase == "paused":
+        return coordinator.pausing.why
     if coordinator.phase not in ("leaving", "entering", "saving"):
         return ""
     return coordinator.change.cause if coordinator.number > 1 else "forming the first generation"
@@ -377,8 +379,6 @@ def _reason(coordinator: Coordinator) -> str:
 def _is_healthy(plan: GenerationPlan) -> bool:
     return all(r.mode == "training" and r.degree == len(r.gpus) for r in plan.replicas)
 
-    if coordinator.phase == "paused":
-        return coordinator.pausing.why
 
 def _replica_shares(plan: GenerationPlan, share_s: tuple[float, ...]) -> tuple[float, ...]:
     """Slowest slot's share per replica; 0.0 for replicas that do not train."""
