@@ -7,7 +7,7 @@ out though their workers live. What to do about them is the planner's and the de
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -17,7 +17,7 @@ from runtime.control import messages as m
 from runtime.control.instructions import Order, Outgoing, Record, event_of
 from runtime.health.fail_slow import Slow, SlowDetector
 from runtime.health.observation import BADNESS, Observation, normal_pci, severity_of
-from runtime.health.verdict import Verdict, VerdictBook
+from runtime.health.verdict import GpuHealth, Verdict, VerdictBook
 from runtime.plan.cost import CostModel, ReplicaLoad
 from runtime.plan.generation import GenerationPlan, ReplicaPlan
 from storage.records import EventHappened, GpuState, Report, Severity
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator
 
 KEPT_IDS = 4096
+# After a restart, who was slow must show it again within so many steps.
+RECHECK_STEPS = 20
 _KINDS: dict[GpuState, str] = {
     "healthy": "gpu_cleared",
     "suspect": "gpu_suspect",
@@ -44,6 +46,15 @@ class LeftOut(NamedTuple):
     urgent: bool
 
 
+class ExaminerMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What a restarted examiner must know. slow: GPU -> ratio. seen: ids of what agents told,
+    newest last: they tell it again."""
+
+    gpus: dict[str, GpuHealth] = {}
+    slow: dict[str, float] = {}
+    seen: tuple[str, ...] = ()
+
+
 class Examiner:
     """Keeps the verdicts of one run's GPUs."""
 
@@ -58,6 +69,21 @@ class Examiner:
         self._slow_replicas: set[int] = set()
         self._weights: dict[int, dict[str, float]] = {}
         self._seen: OrderedDict[str, None] = OrderedDict()
+        self._recalled: set[str] = set()
+        self._recheck_in = 0
+
+    def memory(self) -> ExaminerMemory:
+        """What to write down."""
+        return ExaminerMemory(
+            gpus=self._book.memory(), slow=dict(self._slow), seen=tuple(self._seen)
+        )
+
+    def recall(self, memory: ExaminerMemory) -> None:
+        """Go on with what an earlier examiner knew."""
+        self._book.recall(memory.gpus)
+        self._slow = dict(memory.slow)
+        self._seen = OrderedDict.fromkeys(memory.seen)
+        self._recalled, self._recheck_in = set(memory.slow), RECHECK_STEPS
 
     # what others ask -------------------------------------------------------------------------
 
@@ -241,8 +267,22 @@ class Examiner:
         for slow in current:
             if slow.kind == "slot" and slow.worker in coordinator.fleet:
                 changed += self._is_slow(slow, now)
+        changed += self._recheck({slow.worker for slow in current}, durations, now)
         self._tell_slow_replicas(coordinator, current, now)
         self._apply(coordinator, changed, now)
+
+    def _recheck(self, slow: set[str], measured: Collection[str], now: float) -> list[Verdict]:
+        """Take back what an earlier examiner found slow and this one does not."""
+        self._recheck_in -= 1
+        if not self._recalled or self._recheck_in > 0:
+            return []
+        well = {gpu for gpu in self._recalled if gpu in measured} - slow
+        self._recalled = set()
+        changed: list[Verdict] = []
+        for gpu in sorted(well):
+            if self._slow.pop(gpu, None) is not None:
+                changed += self._book.withdraw(gpu, "step_times", "fail_slow", now)
+        return changed
 
     def _is_slow(self, slow: Slow, now: float) -> list[Verdict]:
         if slow.ratio < self._config.health.slow_ratio:

@@ -51,7 +51,9 @@ class PowerDesk:
         self._outgoing = outgoing
         self.budgets_w: dict[str, float] = {}
         self.offers: dict[str, PowerOffer] = {}
-        self._told: dict[str, tuple[int, int]] = {}
+        # Host -> newest batch of caps that was taken, and that is in the journal.
+        self._taken: dict[str, tuple[int, int]] = {}
+        self.told: dict[str, tuple[int, int]] = {}
         self._caps: dict[str, CapBatch] = {}
         self._governors: dict[int, Governor] = {}
         self._healthy_s: list[float] = []
@@ -90,10 +92,15 @@ class PowerDesk:
 
     # what happens ----------------------------------------------------------------------------
 
-    def recall(self, budgets_w: Mapping[str, float]) -> None:
-        """Go on with the budgets an earlier controller knew."""
-        self.budgets_w = dict(budgets_w)
+    def recall(self, budgets_w: Mapping[str, float], told: Mapping[str, tuple[int, int]]) -> None:
+        """Go on with the budgets an earlier controller knew, and the caps it wrote down."""
+        self.budgets_w, self.told = dict(budgets_w), dict(told)
         self._adopt()
+
+    def take_over(self, plan: GenerationPlan | None) -> None:
+        """Watch the boosts of a generation that an earlier controller formed."""
+        if plan is not None and not self._governors:
+            self._watch_boosts(plan)
 
     def hello(self, coordinator: Coordinator, hello: m.AgentHello) -> None:
         """An agent (re)connected: learn what its devices allow, tell it budgets and wishes."""
@@ -108,23 +115,21 @@ class PowerDesk:
 
     def generation_published(self, coordinator: Coordinator, plan: GenerationPlan) -> None:
         """Wish the plan's caps, and watch those that are boosted."""
-        self._governors = {
-            one.replica: self._governor(one)
-            for one in plan.replicas
-            if one.mode == "training" and self._is_boosted(one)
-        }
+        self._watch_boosts(plan)
         self.rebalance.generation_published()
         cause = f"generation {plan.generation}: {coordinator.led_here.cause}"
         self._wish(coordinator, plan, cause, "controller", None)
 
     def caps_set(self, coordinator: Coordinator, told: m.CapsSet, now: float) -> None:
         """An agent's word on what it set. It tells again after a gap: each counts once."""
-        if self._told.get(told.host, (0, 0)) >= (told.epoch, told.number):
+        batch, number = told.batch, (told.epoch, told.number)
+        if self._taken.get(told.host, (0, 0)) >= number:
             return
-        self._told[told.host] = (told.epoch, told.number)
-        batch = told.batch
+        self._taken[told.host] = number
         self._caps[batch.rack] = batch
-        self._record_caps(coordinator, batch, now)
+        if self.told.get(told.host, (0, 0)) < number:
+            self.told[told.host] = number
+            self._record_caps(coordinator, batch, now)
         self.rebalance.caps_moved()
         if coordinator.plan is not None:
             for one in coordinator.plan.replicas:
@@ -229,6 +234,13 @@ class PowerDesk:
 
     def _is_boosted(self, plan: ReplicaPlan) -> bool:
         return any(cap_w > self.config.emulated.normal_cap_w for cap_w in plan.caps_w)
+
+    def _watch_boosts(self, plan: GenerationPlan) -> None:
+        self._governors = {
+            one.replica: self._governor(one)
+            for one in plan.replicas
+            if one.mode == "training" and self._is_boosted(one)
+        }
 
     def _governor(self, plan: ReplicaPlan) -> Governor:
         limits = self.config.emulated

@@ -8,9 +8,10 @@ kept as evidence and condemn nothing.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
 
 from runtime.health.config import VerdictConfig
 from runtime.health.observation import BADNESS, Observation, SourceKind
@@ -18,7 +19,7 @@ from storage.records import GpuState
 
 KEPT_EVIDENCE = 20
 KEPT_CLAIMS = 64
-Key = tuple[str, str]
+KEPT_FALLS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +39,12 @@ class Verdict:
         return max(0.0, now - self.since)
 
 
-@dataclass(slots=True)
-class _Claim:
+class Claim(msgspec.Struct, kw_only=True):
     """cleared_at: since when its source no longer holds it. lasting: only its source or a repair
     ends it. snapshot: its source says so for as long as it holds, else it told of an event."""
 
+    source: SourceKind
+    code: str
     state: GpuState
     text: str
     action: str
@@ -52,15 +54,21 @@ class _Claim:
     cleared_at: float | None = None
 
 
-@dataclass(slots=True)
-class _Gpu:
+class GpuHealth(msgspec.Struct, kw_only=True):
+    """What the book knows of one GPU; `memory` and `recall` carry it over a restart. claims and
+    repeats (times of equal suspicions): by source and code. falls: when it went bad."""
+
     verdict: Verdict
-    claims: dict[Key, _Claim] = field(default_factory=dict)
-    evidence: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=KEPT_EVIDENCE))
-    repeats: dict[Key, deque[float]] = field(default_factory=dict)
-    falls: deque[float] = field(default_factory=lambda: deque(maxlen=32))
+    claims: dict[str, Claim] = {}
+    evidence: list[tuple[float, str]] = []
+    repeats: dict[str, list[float]] = {}
+    falls: list[float] = []
     quarantines: int = 0
     repairing: bool = False
+
+    def note(self, at: float, text: str) -> None:
+        self.evidence.append((at, text))
+        del self.evidence[:-KEPT_EVIDENCE]
 
 
 class VerdictBook:
@@ -71,7 +79,7 @@ class VerdictBook:
 
     def __init__(self, config: VerdictConfig) -> None:
         self._config = config
-        self._gpus: dict[str, _Gpu] = {}
+        self._gpus: dict[str, GpuHealth] = {}
 
     def verdict(self, gpu: str) -> Verdict:
         known = self._gpus.get(gpu)
@@ -80,6 +88,18 @@ class VerdictBook:
     def bad(self) -> list[Verdict]:
         """Everything that is not healthy."""
         return [g.verdict for g in self._gpus.values() if g.verdict.state != "healthy"]
+
+    def memory(self) -> dict[str, GpuHealth]:
+        """All that a restart must not forget, by GPU."""
+        return {
+            gpu: known
+            for gpu, known in self._gpus.items()
+            if known.claims or known.falls or known.repeats or known.verdict.state != "healthy"
+        }
+
+    def recall(self, memory: Mapping[str, GpuHealth]) -> None:
+        """Go on with what an earlier book knew."""
+        self._gpus = dict(memory)
 
     def observe(self, seen: Observation, now: float) -> list[Verdict]:
         """Take what a source saw of one GPU."""
@@ -92,7 +112,7 @@ class VerdictBook:
         if seen.verdict != "healthy":
             self._claim(gpu, seen, at, now)
         elif seen.code is not None:
-            gpu.evidence.append((at, _told(seen)))
+            gpu.note(at, _told(seen))
             if seen.source == "kernel_log" and seen.code == 154:
                 self._clear_kernel_log(gpu, now)
         return self._settle(seen.gpu, gpu, now)
@@ -102,7 +122,7 @@ class VerdictBook:
         known = self._gpus.get(gpu)
         if known is None:
             return []
-        claim = known.claims.get((source, code))
+        claim = known.claims.get(_key(source, code))
         if claim is not None and claim.cleared_at is None:
             claim.cleared_at = now
         return self._settle(gpu, known, now)
@@ -141,62 +161,71 @@ class VerdictBook:
 
     # claims ----------------------------------------------------------------------------------
 
-    def _gpu(self, name: str) -> _Gpu:
-        return self._gpus.setdefault(name, _Gpu(verdict=Verdict(gpu=name)))
+    def _gpu(self, name: str) -> GpuHealth:
+        return self._gpus.setdefault(name, GpuHealth(verdict=Verdict(gpu=name)))
 
-    def _claim(self, gpu: _Gpu, seen: Observation, at: float, now: float) -> None:
-        key = (seen.source, str(seen.code))
+    def _claim(self, gpu: GpuHealth, seen: Observation, at: float, now: float) -> None:
+        key = _key(seen.source, str(seen.code))
         state, text = seen.verdict, _told(seen)
         known = gpu.claims.get(key)
         if seen.snapshot and known is not None and known.cleared_at is None:
             known.text, known.at = text, now
             return
-        gpu.evidence.append((at, text))
+        gpu.note(at, text)
         if state == "suspect" and not seen.snapshot:
             state = self._repeated(gpu, key, seen.count, now)
         lasting = seen.snapshot or BADNESS[state] >= BADNESS["draining"]
         if known is not None and BADNESS[known.state] > BADNESS[state]:
             state, lasting = known.state, known.lasting
-        gpu.claims[key] = _Claim(state, text, seen.action, now, lasting, seen.snapshot)
+        gpu.claims[key] = Claim(
+            source=seen.source,
+            code=str(seen.code),
+            state=state,
+            text=text,
+            action=seen.action,
+            at=now,
+            lasting=lasting,
+            snapshot=seen.snapshot,
+        )
         while len(gpu.claims) > KEPT_CLAIMS:
             del gpu.claims[min(gpu.claims, key=lambda each: BADNESS[gpu.claims[each].state])]
 
-    def _repeated(self, gpu: _Gpu, key: Key, count: int, now: float) -> GpuState:
+    def _repeated(self, gpu: GpuHealth, key: str, count: int, now: float) -> GpuState:
         """One suspicion is a suspicion; the same again and again is a reason to drain."""
-        times = gpu.repeats.setdefault(key, deque(maxlen=self._config.repeats))
-        times.extend([now] * min(count, self._config.repeats))
+        times = gpu.repeats.setdefault(key, [])
+        times += [now] * min(count, self._config.repeats)
+        del times[: -self._config.repeats]
         recent = [at for at in times if now - at <= self._config.repeat_window_s]
         return "draining" if len(recent) >= self._config.repeats else "suspect"
 
     @staticmethod
-    def _clear_snapshots(gpu: _Gpu, seen: Observation, now: float) -> None:
+    def _clear_snapshots(gpu: GpuHealth, seen: Observation, now: float) -> None:
         """A source's new word replaces its last one; events that it told of stay."""
-        for (source, code), claim in gpu.claims.items():
-            is_last_word = source == seen.source and claim.snapshot and code != str(seen.code)
-            if is_last_word and claim.cleared_at is None:
+        for claim in gpu.claims.values():
+            is_last_word = claim.source == seen.source and claim.snapshot
+            if is_last_word and claim.code != str(seen.code) and claim.cleared_at is None:
                 claim.cleared_at = now
 
     @staticmethod
-    def _clear_kernel_log(gpu: _Gpu, now: float) -> None:
+    def _clear_kernel_log(gpu: GpuHealth, now: float) -> None:
         """The driver says that nothing is to be done any more."""
-        for (source, _), claim in gpu.claims.items():
-            if source == "kernel_log" and claim.cleared_at is None:
+        for claim in gpu.claims.values():
+            if claim.source == "kernel_log" and claim.cleared_at is None:
                 claim.cleared_at = now
 
     # verdicts --------------------------------------------------------------------------------
 
-    def _settle(self, name: str, gpu: _Gpu, now: float) -> list[Verdict]:
+    def _settle(self, name: str, gpu: GpuHealth, now: float) -> list[Verdict]:
         self._drop_old_claims(gpu, now)
         before = gpu.verdict
-        ranked = max(
-            gpu.claims.items(), key=lambda each: (BADNESS[each[1].state], each[1].at), default=None
+        worst = max(
+            gpu.claims.values(), key=lambda each: (BADNESS[each.state], each.at), default=None
         )
-        worst = ranked[1] if ranked is not None else None
         state: GpuState = worst.state if worst is not None else "healthy"
         reason, action = (worst.text, worst.action) if worst is not None else ("", "")
         until = before.quarantined_until
         # A worker that was killed says nothing of the hardware.
-        is_hardware = ranked is not None and ranked[0][0] != "worker"
+        is_hardware = worst is not None and worst.source != "worker"
         if is_hardware and self._is_fall(before.state, state):
             until = self._quarantine(gpu, now) or until
         if until is not None and now >= until:
@@ -218,7 +247,7 @@ class VerdictBook:
         gpu.verdict = after
         return [after] if after.state != before.state else []
 
-    def _drop_old_claims(self, gpu: _Gpu, now: float) -> None:
+    def _drop_old_claims(self, gpu: GpuHealth, now: float) -> None:
         config = self._config
         gone = [
             key
@@ -234,12 +263,11 @@ class VerdictBook:
         bad = BADNESS["draining"]
         return BADNESS[before] < BADNESS["repairing"] and BADNESS[after] >= bad
 
-    def _quarantine(self, gpu: _Gpu, now: float) -> float | None:
+    def _quarantine(self, gpu: GpuHealth, now: float) -> float | None:
         """Count a fall; end of the quarantine if it was one too many."""
         config = self._config
-        gpu.falls.append(now)
-        while gpu.falls and now - gpu.falls[0] > config.flap_window_s:
-            gpu.falls.popleft()
+        gpu.falls = [at for at in gpu.falls if now - at <= config.flap_window_s]
+        gpu.falls = [*gpu.falls[1 - KEPT_FALLS :], now]
         if len(gpu.falls) < config.flaps:
             return None
         length = min(config.quarantine_s * 2.0 ** min(gpu.quarantines, 32), config.quarantine_max_s)
@@ -250,6 +278,10 @@ class VerdictBook:
 def left_out(verdicts: Iterable[Verdict]) -> frozenset[str]:
     """GPUs that should not train though their worker lives."""
     return frozenset(v.gpu for v in verdicts if BADNESS[v.state] >= BADNESS["repairing"])
+
+
+def _key(source: str, code: str) -> str:
+    return f"{source} {code}"
 
 
 def _with(verdict: Verdict, *, quarantined_until: float | None) -> Verdict:
