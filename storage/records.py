@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from storage.audit_records import CommandAnswered
 from storage.holdings import Holdings
 from storage.policy_state import Approval, PolicyState
 
@@ -391,6 +392,7 @@ JournalEntry = (
     | ProposalChanged
     | DecisionMade
     | LedgerSpent
+    | CommandAnswered
 )
 
 

@@ -1,5 +1,5 @@
 """What the history lets go of with age: steps one by one after two weeks, minutes after a quarter.
-Sums per hour, events, decisions, proposals, generations and the ledger stay for ever."""
+Sums per hour, events, decisions, proposals, generations, the ledger and the audit stay for ever."""
 
 from __future__ import annotations
 

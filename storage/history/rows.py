@@ -166,14 +166,18 @@ def _bad_record_event(bad: BadEntry) -> Row:
     )
 
 
-def _gap_event(gap: Gap) -> Row:
+def which(gap: Gap) -> str:
+    """The lost entries in words."""
     last = gap.end - 1
-    which = f"entry {gap.begin}" if gap.begin == last else f"entries {gap.begin} to {last}"
+    return f"entry {gap.begin}" if gap.begin == last else f"entries {gap.begin} to {last}"
+
+
+def _gap_event(gap: Gap) -> Row:
     return _own_event(
         gap.begin,
         gap.at,
         "journal_gap",
-        f"The live store lost journal {which} before they were recorded",
+        f"The live store lost journal {which(gap)} before they were recorded",
         {"begin": gap.begin, "end": gap.end},
     )
 

@@ -18,6 +18,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    UniqueConstraint,
 )
 
 # Constraints need names, or a later migration cannot alter them
@@ -218,6 +219,27 @@ TAGS = Table(
     Column("at", Double, nullable=False),
     Column("who", Text, nullable=False),
     Index(None, "tag"),
+)
+
+# One chain of hashes over all runs; triggers refuse every change (migration v3). run, seq: place in
+# the run's journal, or among the notes ("").
+AUDIT = Table(
+    "audit",
+    METADATA,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("previous", Text, nullable=False),
+    Column("run", Text, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("role", Text, nullable=False),
+    Column("via", Text, nullable=False),
+    Column("what", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("result", Text, nullable=False),
+    Column("hash", Text, nullable=False),
+    UniqueConstraint("run", "seq"),
 )
 
 # Entries that did not decode, as they came (at most the first 64 KiB).

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Table, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from storage.history.audit import append_entries
 from storage.history.database import HistoryRejectedError, reading, writing
 from storage.history.rollups import known_steps, roll_up
 from storage.history.rows import BadEntry, Gap, Recordable, Row, number, rows_of
@@ -78,6 +79,7 @@ class HistoryWriter:
             roll_up(connection, run, steps, known)
             for table, found in rows.items():
                 _insert(connection, table, found)
+            append_entries(connection, run, items)
             _spend(connection, run, fresh)
             new_steps = [row for row in steps if row["step"] not in known]
             _summarise(connection, run, items, new_steps)

@@ -7,6 +7,9 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
+from storage.audit import AuditNote
+from storage.audit_records import SignedIn
+from storage.history import audit
 from storage.history.database import open_history
 from storage.history.schema import schema_state, upgrade
 from storage.history.writer import HistoryWriter
@@ -21,6 +24,11 @@ def main() -> None:
         upgrade(engine)
         entries = [*records.journal(19), records.ended(20)]
         HistoryWriter(engine).write(records.RUN, entries, 1020.0)
+        came = SignedIn(
+            id="s-1", at=1021.0, who="ana", via="browser", role="viewer", event="signed in"
+        )
+        note = AuditNote(run="", code="", asked=came)
+        audit.record_notes(engine, [(1, 1021.0, note)], 1022.0, lambda asked, run: True)
         target = Path(__file__).parent / "data" / f"history_{schema_state(engine).expected}.sql"
         engine.dispose()
         database = sqlite3.connect(file)

@@ -11,6 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Engine, inspect, text
 
+from storage.history import audit
 from storage.history.database import open_history
 from storage.history.queries import History
 from storage.history.schema import HistorySchemaError, schema_state, upgrade
@@ -76,6 +77,8 @@ def test_a_stored_database_of_each_version_upgrades(dump: Path, tmp_path: Path) 
     assert history.ledger(RUN)["productive"] == 20.0
     assert [event.kind for event in history.events(RUN)] == ["gpu_failed", "gpu_failed"]
     assert HistoryWriter(engine).write(RUN, [records.event(21)], 1.0) == 21
+    found = audit.verify(engine)
+    assert (found.why, found.num_rows) == ("", int(dump.stem not in ("history_v1", "history_v2")))
     engine.dispose()
 
 
