@@ -29,6 +29,7 @@ from runtime.control.pausing import Pausing
 from runtime.control.power_desk import PowerDesk
 from runtime.control.progress import Progress
 from runtime.control.roll_call import RollCall
+from runtime.control.soundness import Soundness
 from runtime.control.succession import Aim, StateLost, whole_aims
 from runtime.errors import PlanError
 from runtime.plan.generation import GenerationPlan
@@ -68,6 +69,7 @@ class Coordinator:
         self.progress.power = self.power
         self.examiner = Examiner(config, run=run, outgoing=self.outgoing)
         self.pausing = Pausing()
+        self.soundness = Soundness()
         self.phase: Phase = "starting"
         self.generations = Generations(store)
         self.ended: Finish | None = None
@@ -108,7 +110,7 @@ class Coordinator:
             self._on_entered(message, now)
         elif isinstance(message, m.Copied | m.Saved):
             self.checkpoints.heard(self, message, now)
-        elif isinstance(message, m.StepDone):
+        elif isinstance(message, m.StepDone | m.StepRefused):
             self._on_step(message, now)
         elif isinstance(message, m.Pulse):
             view = self.fleet[message.gpu]
@@ -402,8 +404,11 @@ class Coordinator:
         if self._entered >= set(self.plan.members()):
             self.set_phase("training", now)
 
-    def _on_step(self, done: m.StepDone, now: float) -> None:
+    def _on_step(self, done: m.StepDone | m.StepRefused, now: float) -> None:
         plan = self.plan
+        if isinstance(done, m.StepRefused):
+            self.soundness.refused(self, done, now)
+            return
         # What is told of an earlier generation now, the vote that ended it has settled already.
         over = self.phase == "ended" or done.step < self.progress.committed
         if plan is None or over or done.generation != self.number:
@@ -412,9 +417,9 @@ class Coordinator:
             untold = f"steps {self.progress.committed} to {done.step - 1} were never told"
             self.event("steps_untold", "warning", untold, now)
         first = self.progress.step_committed(plan, done, self._led_here, waiting=self._waiting())
-        if done.states_agree is False:
-            self.event("states_differ", "critical", f"replicas differ after step {done.step}", now)
+        self.soundness.look(self, plan, done, now)
         if first:
+            self.soundness.formed(self, now)
             self.desk.formed(self, done.at)
             self.desk.refresh(self, now)
             if self._led_here.planned:
@@ -478,7 +483,15 @@ class Coordinator:
         self.phase, self.phase_at = phase, now
 
     def event(
-        self, kind: str, severity: Severity, message: str, now: float, gpu: str | None = None
+        self,
+        kind: str,
+        severity: Severity,
+        message: str,
+        now: float,
+        gpu: str | None = None,
+        **more: dict[str, object],
     ) -> None:
+        """Record an event; `details`, if any, are its own."""
         view = self.fleet[gpu] if gpu is not None else None
-        self.outgoing.put(event_of(self.run, self.number, kind, severity, message, now, view=view))
+        record = event_of(self.run, self.number, kind, severity, message, now, view=view, **more)
+        self.outgoing.put(record)

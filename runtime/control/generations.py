@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from runtime.control.succession import Aim, Past, succeed
-from runtime.plan.generation import GenerationPlan
+from runtime.control.succession import Aim, Past, StateLost, succeed
+from runtime.plan.generation import GenerationPlan, Standing
 
 if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator
@@ -26,6 +26,11 @@ class Generations:
         self.number = 0
         self.plan: GenerationPlan | None = None
         self._history: dict[int, GenerationPlan] = {}
+        self._distrusted: frozenset[str] = frozenset()
+
+    def distrust(self, gpus: Iterable[str]) -> None:
+        """Let these GPUs come empty to the next generation, if others hold all they do."""
+        self._distrusted |= frozenset(gpus)
 
     def recall(self, plans: Mapping[int, GenerationPlan]) -> None:
         """Go on with the plans an earlier controller published."""
@@ -41,8 +46,26 @@ class Generations:
             StateLost: some unit of the newest state has no holder among the members.
             PlanError: no replica trains.
         """
+        standings = {v.gpu: v.standing for v in coordinator.fleet if v.standing is not None}
+        trusted = {gpu: one for gpu, one in standings.items() if gpu not in self._distrusted}
+        try:
+            plan, bytes_moved = self._succeed(coordinator, aims, trusted)
+        except StateLost:
+            if len(trusted) == len(standings):
+                raise
+            plan, bytes_moved = self._succeed(coordinator, aims, standings)
+        self._distrusted = frozenset()
+        self.number, self.plan = plan.generation, plan
+        self._history[plan.generation] = plan
+        for old in sorted(self._history)[:-KEPT_PLANS]:
+            del self._history[old]
+        return plan, bytes_moved
+
+    def _succeed(
+        self, coordinator: Coordinator, aims: Sequence[Aim], standings: Mapping[str, Standing]
+    ) -> tuple[GenerationPlan, int]:
         progress = coordinator.progress
-        plan, bytes_moved = succeed(
+        return succeed(
             coordinator.config,
             run=coordinator.run,
             number=self.number + 1,
@@ -50,11 +73,7 @@ class Generations:
             past=Past(
                 history=self._history,
                 previous=self.plan,
-                standings={
-                    view.gpu: view.standing
-                    for view in coordinator.fleet
-                    if view.standing is not None
-                },
+                standings=standings,
                 committed_steps=progress.committed,
                 start=coordinator.start,
                 told_norm=progress.last.grad_norm if progress.last else None,
@@ -62,8 +81,3 @@ class Generations:
             aims=aims,
             planned=coordinator.change.planned,
         )
-        self.number, self.plan = plan.generation, plan
-        self._history[plan.generation] = plan
-        for old in sorted(self._history)[:-KEPT_PLANS]:
-            del self._history[old]
-        return plan, bytes_moved

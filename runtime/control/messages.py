@@ -56,23 +56,51 @@ class Entered(_Message, frozen=True, kw_only=True, tag="entered"):
     bytes_received: int
 
 
+class NotFiniteSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """Where values that are not finite came up first. gpus: () if nobody saw. again: twice."""
+
+    gpus: tuple[str, ...]
+    where: str
+    again: bool
+
+
+class StatesDiffer(msgspec.Struct, frozen=True, kw_only=True):
+    """Holders that do not hold the same. units: some of what differs, in words. odd: GPU ids that
+    a majority stands against; unsure: the holders of what no majority settles."""
+
+    units: tuple[str, ...]
+    odd: tuple[str, ...]
+    unsure: tuple[str, ...]
+
+
 class StepDone(_Message, frozen=True, kw_only=True, tag="step_done"):
     """A committed step, told by world rank 0 of the generation.
 
-    share_s: seconds that each world rank's own share of the step took, in rank order.
+    loss: None when it is no number. grad_norm: NOT_FINITE of a step that was skipped; it then has
+    no tokens. share_s: seconds that each world rank's own share of the step took, in rank order.
     """
 
     gpu: str
     generation: int
     step: int
     at: float
-    loss: float
+    loss: float | None
     grad_norm: float
     tokens: int
     step_s: float
     exposed_sync_s: float
     share_s: tuple[float, ...]
-    states_agree: bool | None = None
+    not_finite: NotFiniteSeen | None = None
+    difference: StatesDiffer | None = None
+
+
+class StepRefused(_Message, frozen=True, kw_only=True, tag="step_refused"):
+    """Every rank has left before `step`, which is not finite; each tells it, then parks."""
+
+    gpu: str
+    generation: int
+    step: int
+    seen: NotFiniteSeen
 
 
 class Parked(_Message, frozen=True, kw_only=True, tag="parked"):
@@ -215,7 +243,9 @@ class DeviceSpeed(_Message, frozen=True, kw_only=True, tag="device_speed"):
     speed: float
 
 
-FromWorker = WorkerReady | Pulse | Entered | StepDone | Parked | Copied | Saved | WorkerFailed
+FromWorker = (
+    WorkerReady | Pulse | Entered | StepDone | StepRefused | Parked | Copied | Saved | WorkerFailed
+)
 FromAgent = FromWorker | AgentHello | CapsSet | Observed | WorkerExited
 ToWorker = EnterGeneration | LeaveGeneration | DeviceSpeed | Save | Quit
 ToAgent = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from typing import TYPE_CHECKING, cast
@@ -11,7 +12,7 @@ from runtime.control.holdings import Units, told
 from runtime.control.instructions import Finish, Outgoing, Record
 from runtime.control.messages import StepDone
 from runtime.layout.units import num_parameters
-from runtime.plan.generation import GenerationPlan
+from runtime.plan.generation import NOT_FINITE, GenerationPlan
 from runtime.plan.ledger import Ledger
 from runtime.plan.manifest import Start
 from storage.holdings import Holdings
@@ -62,6 +63,7 @@ class Progress:
         self.formed = False
         self.last: StepDone | None = None
         self.last_commit_at = now
+        self.num_skipped = 0
         self._moved = 0
         self._recent: deque[float] = deque(maxlen=RATE_STEPS)
         self._healthy: deque[float] = deque(maxlen=BASELINE_STEPS)
@@ -139,13 +141,14 @@ class Progress:
                 generation=entry.generation,
                 step=entry.step,
                 at=entry.at,
-                loss=entry.loss,
-                grad_norm=entry.grad_norm,
+                loss=None if math.isnan(entry.loss) else entry.loss,
+                grad_norm=NOT_FINITE if math.isnan(entry.grad_norm) else entry.grad_norm,
                 tokens=entry.tokens,
                 step_s=entry.step_s,
                 exposed_sync_s=entry.exposed_sync_s,
                 share_s=(),
             )
+            self.num_skipped = self.num_skipped + 1 if math.isnan(entry.grad_norm) else 0
             replay.open_steps.append(entry)
             if replay.healthy:
                 self._healthy.append(entry.step_s)
@@ -197,13 +200,15 @@ class Progress:
         first = not self.formed
         shares = _replica_shares(plan, done.share_s)
         self.committed = done.step + 1
+        self.num_skipped = self.num_skipped + 1 if done.grad_norm == NOT_FINITE else 0
         self.last, self.last_commit_at, self._replica_step_s = done, done.at, shares
         healthy = _is_healthy(plan)
-        if not first:
+        if not first and done.not_finite is None:
             self._recent.append(done.step_s)
             if healthy:
                 self._healthy.append(done.step_s)
-        ideal = self.ideal_step_s or done.step_s
+        # Of a step that was skipped nothing is left: all of its time is lost.
+        ideal = (self.ideal_step_s or done.step_s) if self.num_skipped == 0 else 0.0
         self.ledger.committed(
             done.at,
             ideal,
@@ -258,8 +263,8 @@ class Progress:
             run=self._run,
             step=done.step,
             generation=done.generation,
-            loss=done.loss,
-            grad_norm=done.grad_norm,
+            loss=math.nan if done.loss is None else done.loss,
+            grad_norm=math.nan if done.grad_norm == NOT_FINITE else done.grad_norm,
             tokens=done.tokens,
             step_s=done.step_s,
             exposed_sync_s=done.exposed_sync_s,
@@ -391,10 +396,3 @@ def _replica_shares(plan: GenerationPlan, share_s: tuple[float, ...]) -> tuple[f
         rank += replica.degree
         shares.append(max(own, default=0.0) if replica.mode == "training" else 0.0)
     return tuple(shares)
-
-
-def _units_per_slot(replica: ReplicaPlan) -> dict[str, tuple[int, ...]]:
-    return {
-        family: tuple(replica.holders[family].count(slot) for slot in range(len(replica.gpus)))
-        for family in STORED_FAMILIES
-    }

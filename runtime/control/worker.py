@@ -8,6 +8,7 @@ in, steps and its standing go out. It ends itself when its agent is gone: nobody
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import signal
@@ -24,8 +25,12 @@ from runtime.control import messages as m
 from runtime.control.channel import Channel
 from runtime.engine.checkpoint import PartCopy, write_part
 from runtime.engine.engine import Engine
+from runtime.engine.finite import NotFinite
+from runtime.engine.state_hash import Difference
+from runtime.engine.step import NonFiniteError
 from runtime.errors import CounterpoiseError, GenerationAborted
-from runtime.plan.generation import GenerationPlan
+from runtime.layout.units import unit_name
+from runtime.plan.generation import NOT_FINITE, GenerationPlan
 
 PULSE_S = 0.5
 _LOG = logging.getLogger(__name__)
@@ -131,6 +136,15 @@ class Worker:
             while not leave:
                 self._progress_at = time.perf_counter()
                 leave = self._step(plan)
+        except NonFiniteError as error:
+            self._send(
+                m.StepRefused(
+                    gpu=self._gpu,
+                    generation=plan.generation,
+                    step=error.step,
+                    seen=_seen(plan, error.seen),
+                )
+            )
         except GenerationAborted:
             _LOG.info("%s left generation %d", self._gpu, plan.generation)
 
@@ -145,13 +159,14 @@ class Worker:
             generation=plan.generation,
             step=result.step,
             at=time.time(),
-            loss=result.loss,
+            loss=result.loss if math.isfinite(result.loss) else None,
             grad_norm=result.grad_norm,
-            tokens=result.tokens,
+            tokens=0 if result.grad_norm == NOT_FINITE else result.tokens,
             step_s=time.perf_counter() - started,
             exposed_sync_s=result.exposed_sync_s,
             share_s=result.compute_s,
-            states_agree=result.hash_ok,
+            not_finite=_seen(plan, result.not_finite) if result.not_finite else None,
+            difference=_differing(plan, result.difference),
         )
         if plan.members()[0] == self._gpu:
             self._send(self._last)
@@ -283,6 +298,24 @@ class Worker:
 
     def _send(self, message: m.FromWorker) -> None:
         self._channel.send(m.encode(message))
+
+
+def _seen(plan: GenerationPlan, found: NotFinite) -> m.NotFiniteSeen:
+    gpus = plan.members()
+    return m.NotFiniteSeen(
+        gpus=tuple(gpus[rank] for rank in found.ranks), where=found.where, again=found.again
+    )
+
+
+def _differing(plan: GenerationPlan, found: Difference | None) -> m.StatesDiffer | None:
+    if found is None:
+        return None
+    gpus = plan.members()
+    return m.StatesDiffer(
+        units=tuple(unit_name(family, unit) for family, unit in found.units),
+        odd=tuple(gpus[rank] for rank in found.odd),
+        unsure=tuple(gpus[rank] for rank in found.unsure),
+    )
 
 
 def worker_main(

@@ -87,6 +87,17 @@ def unit_elements(model: ModelConfig, family: str) -> int:
     return sum(p.row_elements for p in parameters(model) if p.family == family)
 
 
+def unit_name(family: str, unit: int) -> str:
+    """A unit in words."""
+    return {
+        "attention": f"query head {unit}",
+        "kv": f"key/value head {unit}",
+        "mlp": f"MLP block {unit}",
+        "vocab": f"vocabulary block {unit}",
+        "replicated": "the norms",
+    }[family]
+
+
 def kv_head(model: ModelConfig, query_head: int) -> int:
     """The key/value head that a query head reads."""
     return query_head // (model.num_query_heads // model.num_kv_heads)

@@ -82,6 +82,8 @@ class SimRanks:
         self.caps_w: dict[str, float] = {}
         self.slowness: dict[str, float] = {}
         self.lost_generation = 0
+        # What the word on a step has in it other than usual, by step.
+        self.said: dict[int, dict[str, object]] = {}
 
     def kill(self, gpu: str) -> None:
         worker = self.workers.pop(gpu)
@@ -267,7 +269,7 @@ class SimRanks:
     def step_done(self, plan: GenerationPlan) -> m.StepDone:
         first = self.workers[plan.members()[0]]
         shares = self.shares(plan)
-        return m.StepDone(
+        done = m.StepDone(
             gpu=first.gpu,
             generation=plan.generation,
             step=first.applied,
@@ -279,6 +281,7 @@ class SimRanks:
             exposed_sync_s=0.0,
             share_s=shares,
         )
+        return msgspec.structs.replace(done, **self.said.get(done.step, {}))
 
     def apply(self, worker: SimWorker, done: m.StepDone) -> None:
         worker.applied, worker.synced = done.step + 1, False
