@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 import urllib.request
 import uuid
@@ -16,6 +18,7 @@ from runtime.bench import health
 from runtime.config import ClusterConfig, Config, EmulatedConfig, RackConfig
 from runtime.control.local import LocalRun
 from runtime.health.config import HealthConfig
+from storage.live.redis_store import RedisStore
 from storage.records import (
     CommandResult,
     Decide,
@@ -27,6 +30,8 @@ from storage.records import (
     StepCommitted,
 )
 from tests.support.dashboard import free_port
+from tests.support.services import wait_until
+from tests.support.up import Up
 
 XID = "[ 1.0] NVRM: Xid (PCI:0000:9b:00): 64, pid=1, Row Remapper: Remapping row failed\n"
 # On a busy machine shares are noisy: the device's pace must stand out.
@@ -167,3 +172,67 @@ def test_bench_health_reaches_its_targets() -> None:
     figures = health.measure(lambda _line: None)
     assert figures["lines_per_s"] >= 10_000
     assert all(target.is_reached(figures) for target in health.targets(figures))
+
+
+QUARANTINE = """
+[cluster]
+racks = [{{ name = "rack-0", gpus = 2 }}, {{ name = "rack-1", gpus = 2 }}]
+
+[emulated]
+step_s = 0.3
+
+[health]
+sources = ["kernel_log"]
+kernel_log = "{log}"
+gpus = {{ "0000:9b:00.0" = "rack-1/1" }}
+
+[health.verdict]
+flaps = 2
+"""
+
+
+@pytest.mark.timeout(240)
+def test_a_killed_controller_remembers_a_quarantine(tmp_path: Path) -> None:
+    log, settings = tmp_path / "kern.log", tmp_path / "run.toml"
+    log.touch()
+    settings.write_text(QUARANTINE.format(log=log))
+    up = Up(tmp_path / "home", "--fresh", "--config", str(settings))
+    up.start()
+    try:
+        up.await_line(r"training +first step committed")
+        for _ in range(2):
+            with log.open("a") as file:
+                file.write(XID)
+            wait_until(lambda: held(up)["state"] == "draining", 10.0, "a drain")
+            assert up.cli("fault", "repair", "rack-1/1")["ok"]
+        before = held(up)
+        assert (before["state"], before["action"]) == ("draining", "QUARANTINE")
+
+        (pid,) = [pid for pid, line in up.processes().items() if " controller " in line]
+        os.kill(pid, signal.SIGKILL)
+        up.await_line(r"the controller took the run over")
+        step = up.cli("status")["step"]
+        wait_until(lambda: up.cli("status")["step"] > step + 2, 30.0, "steps after the restart")
+        after = held(up)
+        assert after["quarantined_until"] == before["quarantined_until"]
+        assert after["evidence"] == before["evidence"]  # The agent told it again: it counts once.
+        assert shown_state(up, "rack-1/1") == "draining"
+    finally:
+        up.interrupt()
+        up.kill_hard()
+
+
+def held(up: Up) -> dict[str, Any]:
+    """The verdict on rack-1/1, as the controller has written it down."""
+    (path,) = (up.home / "runs").glob("*/memory.json")
+    gpus = json.loads(path.read_bytes())["health"]["gpus"]
+    return dict(gpus["rack-1/1"]["verdict"]) if "rack-1/1" in gpus else {"state": "healthy"}
+
+
+def shown_state(up: Up, gpu: str) -> str:
+    store = RedisStore.for_ui(f"unix://{up.home}/redis.sock")
+    try:
+        rack, _, slot = gpu.partition("/")
+        return store.get_racks(up.cli("status")["run"])[rack].state_names()[int(slot)]
+    finally:
+        store.close()
