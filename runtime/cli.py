@@ -38,6 +38,7 @@ COMMANDS = {
     "agent": ("runtime.commands.roles", "agent"),
     "recorder": ("runtime.commands.roles", "recorder"),
     "app": ("runtime.commands.roles", "app"),
+    "metrics": ("runtime.commands.metrics", "metrics"),
     "notifier": ("runtime.commands.notify", "notifier"),
     "redis-acl": ("runtime.commands.redis_acl", "redis_acl"),
 }

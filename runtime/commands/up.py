@@ -10,13 +10,14 @@ from pathlib import Path
 
 import click
 
+from runtime.commands.metrics import DEFAULT_PORT as METRICS_PORT
 from runtime.commands.roles import check_sign_in, config_option, mint_run_id
 from runtime.config import Config, load_config
 from runtime.control.supervisor import (
     StopAsked,
     Supervisor,
     dashboard_answers,
-    dashboard_port,
+    first_free_port,
     free_port,
     seconds_since,
 )
@@ -51,7 +52,7 @@ def up(config_path: Path | None, port: int | None, fresh: bool) -> None:
     """
     check_sign_in()
     session = _Session(load_config(config_path), config_path, fresh=fresh)
-    sys.exit(session.run(dashboard_port(port)))
+    sys.exit(session.run(first_free_port(port)))
 
 
 @click.command()
@@ -142,6 +143,9 @@ class _Session:
             supervisor.start("notifier", ["notifier", *base], restarts=True)
         if port is not None:
             supervisor.start("app", ["app", "--port", str(port)], restarts=True)
+            metrics = first_free_port(None, METRICS_PORT)
+            supervisor.start("metrics", ["metrics", "--port", str(metrics)], restarts=True)
+            self._say(f"metrics    http://127.0.0.1:{metrics}/metrics")
         racks = self._config.cluster.racks
         device = "emulated GPUs" if self._config.cluster.device == "emulated" else "GPUs"
         self._say(

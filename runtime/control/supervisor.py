@@ -156,8 +156,8 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(probe.getsockname()[1])
 
 
-def dashboard_port(wanted: int | None, first: int = 8501, tries: int = 20) -> int:
-    """The wanted port, or the first free one from 8501 on.
+def first_free_port(wanted: int | None, first: int = 8501, tries: int = 20) -> int:
+    """The wanted port, or the first free one from `first` on.
 
     Raises:
         UserError: the wanted port is taken, or none is free.

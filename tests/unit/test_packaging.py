@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text()
 COMPOSE = yaml.safe_load(COMPOSE_TEXT)
-PROCESSES = ("controller", "agent", "recorder", "app")
+PROCESSES = ("controller", "agent", "recorder", "metrics", "notifier", "app")
 SECRETS = (
     "COUNTERPOISE_REDIS_PASSWORD",
     "COUNTERPOISE_POSTGRES_PASSWORD",
