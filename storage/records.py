@@ -432,10 +432,11 @@ class Trigger(_Asked, frozen=True, kw_only=True, tag="trigger"):
 
 
 class Fault(_Asked, frozen=True, kw_only=True, tag="fault"):
-    """Inject a fault (emulated runs only) or report a repair. factor: slowness, 1.0 is none."""
+    """Inject a fault (emulated runs only) or report a repair. factor: slowness, 1.0 is none;
+    "corrupt" flips a bit of what its worker holds."""
 
     gpu: str
-    kind: Literal["kill", "hang", "slow", "repair"]
+    kind: Literal["kill", "hang", "slow", "corrupt", "repair"]
     factor: float = 1.0
 
 

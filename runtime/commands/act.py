@@ -110,7 +110,7 @@ def trigger(
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(["kill", "hang", "slow", "repair"]))
+@click.argument("kind", type=click.Choice(["kill", "hang", "slow", "corrupt", "repair"]))
 @click.argument("gpu", metavar="RACK/SLOT")
 @click.option("--factor", default=2.0, show_default=True, help="How many times slower (slow).")
 @run_option
@@ -120,7 +120,7 @@ def fault(kind: str, gpu: str, factor: float, run_id: str, wait_s: float, as_jso
     """Inject a fault into an emulated GPU, or report any GPU repaired.
 
     kill: its worker gets SIGKILL. hang: SIGSTOP. slow: the emulated device runs slower; repair
-    brings it back to speed, or brings a dead GPU back.
+    brings it back to speed, or brings a dead GPU back. corrupt: a bit of its state flips, silently.
     """
     store, state = open_active_run(run_id)
     ask(

@@ -225,6 +225,8 @@ class Agent:
                     self._start(self._slots[gpu], order.store)
         elif isinstance(order, m.KillWorker):
             self._strike(order)
+        elif isinstance(order, m.CorruptState):
+            self._forward(order.gpu, order)
         elif isinstance(order, m.SetDevice):
             self._telemetry.set_devices(order)
             self._tell_caps()

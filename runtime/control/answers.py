@@ -121,6 +121,11 @@ def _fault(coordinator: Coordinator, command: Fault, now: float, outgoing: Outgo
         view.slowness = command.factor
         coordinator.order(m.SetDevice(slowness={view.gpu: command.factor}), view.host)
         message = f"{view.gpu} now runs {command.factor:g} times slower"
+    elif command.kind == "corrupt":
+        coordinator.order(m.CorruptState(gpu=view.gpu), view.host)
+        every = coordinator.config.train.state_hash_every
+        when = f"states are compared every {every} steps" if every else "states are never compared"
+        message = f"a bit of what {view.gpu} holds is flipped; {when}"
     else:
         message = _repair(coordinator, command, now)
     outgoing.put(

@@ -195,6 +195,12 @@ class KillWorker(_Message, frozen=True, kw_only=True, tag="kill_worker"):
     how: Literal["kill", "hang"] = "kill"
 
 
+class CorruptState(_Message, frozen=True, kw_only=True, tag="corrupt_state"):
+    """Inject a silent fault: the worker flips a bit of a parameter it holds before its next step."""
+
+    gpu: str
+
+
 class SetDevice(_Message, frozen=True, kw_only=True, tag="set_device"):
     """Wished power caps in watts (0: trains nothing) and injected slowness (1.0: none) by GPU id,
     budgets in watts by rack; why and by whom, for the journal of caps. Budgets come first."""
@@ -247,10 +253,11 @@ FromWorker = (
     WorkerReady | Pulse | Entered | StepDone | StepRefused | Parked | Copied | Saved | WorkerFailed
 )
 FromAgent = FromWorker | AgentHello | CapsSet | Observed | WorkerExited
-ToWorker = EnterGeneration | LeaveGeneration | DeviceSpeed | Save | Quit
+ToWorker = EnterGeneration | LeaveGeneration | DeviceSpeed | Save | CorruptState | Quit
 ToAgent = (
     StartWorkers
     | KillWorker
+    | CorruptState
     | SetDevice
     | SetVerdicts
     | EnterGeneration

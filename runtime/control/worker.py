@@ -76,6 +76,7 @@ class Worker:
         self._leaving = 0
         self._last: m.StepDone | None = None
         self._wanted: _SaveTo | None = None
+        self._corrupt = False
         self._progress_at = time.perf_counter()
         self._engine = Engine(config, gpu, abort=self._abort)
 
@@ -151,6 +152,9 @@ class Worker:
     def _step(self, plan: GenerationPlan) -> bool:
         """One step. True: every rank leaves at this boundary."""
         started = time.perf_counter()
+        if self._corrupt:
+            self._corrupt = False
+            self._engine.corrupt()
         result = self._engine.step(
             before_commit=lambda: self._wait_for_pace(started), leave=self._wants_to_leave
         )
@@ -271,6 +275,8 @@ class Worker:
                 self._wanted = wanted
             elif message.generation == self._generation:
                 self._inbox.put(wanted)
+        elif isinstance(message, m.CorruptState):
+            self._corrupt = True
         elif isinstance(message, m.DeviceSpeed):
             with self._speed:
                 self._speed_value = max(message.speed, 1e-3)

@@ -230,6 +230,13 @@ class Engine:
         )
         return work * replica.num_samples * len(self._plan.replicas) / self._plan.global_batch
 
+    def corrupt(self) -> None:
+        """Flip the lowest bit of a parameter: an injected fault that no error tells of."""
+        if self._state is not None:
+            params = self._state.params
+            wide = params.dtype == torch.float64
+            params[:1].view(torch.int64 if wide else torch.int32).bitwise_xor_(1)
+
     def copy_part(self) -> PartCopy:
         """Copy this rank's part of a checkpoint: the units it is canonical for.
 
@@ -255,14 +262,14 @@ class Engine:
 
     def _settle(self, plan: GenerationPlan) -> int:
         """Apply or drop the pending step as the plan says; returns applied steps, -1 if lost."""
-        source = next((s for s in plan.sources if s.gpu == self._gpu), None)
-        if source is None:
+        brought = plan.layout_of(self._gpu)
+        if brought is None:
             self._state, self._layout_generation = None, 0
             return plan.applied_step
         state, roll = self._state, plan.roll_forward
         if state is None:
             return -1
-        if held_units(self._config.model, source.holders, source.slot) != state.layout.held:
+        if held_units(self._config.model, *brought) != state.layout.held:
             return -1
         if roll is not None and state.applied_step == roll.step:
             if not state.synced:
