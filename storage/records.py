@@ -336,14 +336,19 @@ class Proposal(_Record, frozen=True, kw_only=True):
         """When its newest evidence was seen."""
         return max((at for at, _ in self.evidence), default=self.created_at)
 
+    @property
+    def cannot_approve(self) -> tuple[str, ...]:
+        """Who cannot add an approval to it: two people are two people."""
+        asked = (self.asked_by,) if self.approvals_needed > 1 and self.asked_by else ()
+        return (*asked, *(one.who for one in self.approvals))
+
     def no_second(self, who: str) -> str:
-        """Why `who` cannot add an approval to it, "" when they can: two people are two people."""
-        given = next((one for one in self.approvals if one.who == who), None)
-        if given is not None:
+        """Why `who` cannot add an approval to it, "" when they can."""
+        if who not in self.cannot_approve:
+            return ""
+        if any(one.who == who for one in self.approvals):
             return f"{who} has approved it already; another person must"
-        if self.approvals_needed > 1 and who == self.asked_by:
-            return f"{who} asked for it and cannot approve it too; other people must"
-        return ""
+        return f"{who} asked for it and cannot approve it too; other people must"
 
 
 class ProposalChanged(_Record, frozen=True, kw_only=True, tag="proposal_changed"):

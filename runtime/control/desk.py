@@ -174,7 +174,9 @@ class Desk:
             self._rule_anew(coordinator, now)
         for proposal in self.book.open_ones():
             if now >= proposal.expires_at:
-                self.book.move(proposal, "expired", "nobody answered in time")
+                standing_s = proposal.expires_at - proposal.created_at
+                why = f"nobody answered within {standing_s:g} s"
+                self.book.move(proposal, "expired", why)
                 self.refresh(coordinator, now)
                 continue
             # An answer to one of them may have ended the generation of the others.
@@ -229,7 +231,7 @@ class Desk:
             option=proposal.recommended,
             who="policy",
             via="policy",
-            reason="automatic by policy",
+            reason=proposal.ruling,
         )
         try:
             self.decide(coordinator, proposal, decision, revision=proposal.revision + 1)
@@ -329,7 +331,7 @@ class Desk:
             proposal,
             state="rejected" if decision.option is None else "approved",
             revision=revision,
-            decided_by=decision.who,
+            decided_by=" and ".join(one.who for one in proposal.approvals) or decision.who,
             decided_at=decision.at,
             chosen=decision.option,
             state_reason=decision.reason,

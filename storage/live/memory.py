@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from storage.live import port
-from storage.live.verdict import decided, judge, result_of
+from storage.live.verdict import decided, detail, judge, result_of
 from storage.live.warned import Warned
 from storage.notifier_state import NotifierState
 from storage.records import (
@@ -39,6 +39,7 @@ class _First(NamedTuple):
     at: float
     state: str = ""
     by: str = ""
+    why: str = ""
 
 
 @dataclass
@@ -286,7 +287,8 @@ class MemoryStore:
             return _First(code, now)
         if code == "accepted":
             self._run(run).proposals[proposal.id] = encode_packed(decided(proposal, command, now))
-        return _First(code, now, proposal.state, proposal.decided_by)
+        why = detail(proposal, command, code)
+        return _First(code, now, proposal.state, proposal.decided_by, why)
 
     def _wait(
         self, read: Callable[[], list[tuple[int, bytes]]], block_ms: int

@@ -127,10 +127,11 @@ class LiveStore(Protocol):
         `Decide` is checked in the same atomic step: the proposal exists ("unknown"), is open
         ("decided" / "expired" / "stale"), is not past expires_at by `now` ("expired"), matches
         generation and revision, and the run has not moved on to a later generation ("stale"); an
-        approval names a feasible option ("invalid"; None is the recommended one). Then the
-        proposal becomes approved or rejected (revision + 1, decided_by, decided_at, chosen), so
-        that of any number of racing deciders exactly one wins. ok with code "accepted" means:
-        queued for the controller.
+        approval is not barred, comes from somebody who may add one ("not_allowed") and names a
+        feasible option ("invalid"; None is the recommended one). Then the proposal becomes
+        approved or rejected (revision + 1, decided_by, decided_at, chosen), so that of any number
+        of racing deciders exactly one wins; an approval that others must follow leaves it as it is,
+        for the controller to count. ok with code "accepted" means: queued for the controller.
         """
 
     def read_commands(

@@ -15,7 +15,8 @@ from storage.records import Proposal, ProposalState, RecordError, decode_packed,
 
 
 def to_fields(proposal: Proposal) -> dict[str, bytes | str]:
-    """Hash fields of a proposal. feasible: one character per option, "1" when it may be chosen."""
+    """Hash fields of a proposal. feasible: one character per option, "1" when it may be chosen.
+    left: approvals that are missing. out: a line for everyone who cannot add one."""
     return {
         "body": encode_packed(proposal),
         "state": proposal.state,
@@ -27,6 +28,9 @@ def to_fields(proposal: Proposal) -> dict[str, bytes | str]:
         "decided_at": "" if proposal.decided_at is None else repr(float(proposal.decided_at)),
         "chosen": "" if proposal.chosen is None else str(proposal.chosen),
         "recommended": str(proposal.recommended),
+        "left": str(proposal.approvals_left),
+        "barred": proposal.barred,
+        "out": "\n".join(["", *proposal.cannot_approve, ""]),
         "feasible": "".join("1" if option.feasible else "0" for option in proposal.options),
     }
 

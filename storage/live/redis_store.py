@@ -228,13 +228,14 @@ class RedisStore:
             arguments += [command.who, command.reason]
         else:
             arguments.append("")
-        duplicate, code, state, by, at = self._link.script("submit", keys, arguments)
+        duplicate, code, state, by, at, why = self._link.script("submit", keys, arguments)
         return result_of(
             command,
             code.decode(),
             at=float(at),
             state=state.decode(),
             by=by.decode(),
+            why=why.decode(),
             duplicate=bool(duplicate),
         )
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from storage.policy_state import Approval
 from storage.records import (
     Decide,
     DecisionMade,
@@ -78,6 +79,10 @@ def proposal(**changes: Any) -> Proposal:
         evidence=((999.5, "exit code -9"),),
     )  # fmt: skip
     return _made(base, changes)
+
+
+def approvals(*names: str) -> tuple[Approval, ...]:
+    return tuple(Approval(who=name, via="browser", at=1000.5, option=0) for name in names)
 
 
 def decide(id: str = "c-1", **changes: Any) -> Decide:

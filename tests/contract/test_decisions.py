@@ -18,6 +18,8 @@ from tests.contract import records
 from tests.contract.records import RUN
 
 NOW = 1001.0
+# One name within another, and what a pattern of Lua would take for more than itself
+PEOPLE = ("ana", "an", "a.a", "%w", "")
 
 
 def test_an_approval_takes_the_recommended_option(store: LiveStore) -> None:
@@ -76,6 +78,14 @@ def test_a_rejection_keeps_its_reason(store: LiveStore) -> None:
         ({"options": ()}, {}, NOW, "invalid"),
         ({"options": ()}, {"verdict": "rejected"}, NOW, "accepted"),
         ({}, {"option": 1}, NOW, "accepted"),
+        ({"barred": "mode recommend"}, {}, NOW, "not_allowed"),
+        ({"barred": "mode recommend"}, {"verdict": "rejected"}, NOW, "accepted"),
+        ({"approvals_needed": 2, "asked_by": "ana"}, {}, NOW, "not_allowed"),
+        ({"approvals_needed": 2, "asked_by": "an"}, {}, NOW, "accepted"),
+        ({"approvals_needed": 2, "asked_by": "ana"}, {"verdict": "rejected"}, NOW, "accepted"),
+        ({"approvals_needed": 1, "asked_by": "ana"}, {}, NOW, "accepted"),
+        ({"approvals_needed": 2, "approvals": records.approvals("ana")}, {}, NOW, "not_allowed"),
+        ({"approvals_needed": 2, "approvals": records.approvals("bo")}, {}, NOW, "accepted"),
     ],
 )
 def test_a_decision_that_cannot_stand_changes_nothing(
@@ -90,6 +100,43 @@ def test_a_decision_that_cannot_stand_changes_nothing(
         assert store.read_commands(RUN, "") == []
         again = store.submit(RUN, records.decide(**asked), now=now + 1)
         assert (again.code, again.ok) == ("duplicate", False)
+
+
+def test_one_approval_of_several_is_the_controllers_to_count(store: LiveStore) -> None:
+    before = records.proposal(approvals_needed=3, approvals=records.approvals("bo"))
+    store.put_proposal(before)
+    result = store.submit(RUN, records.decide(), now=NOW)
+    assert (result.ok, result.code) == (True, "accepted")
+    assert "of 2 that were missing" in result.message
+    assert store.get_proposal(RUN, "p-1") == before
+    assert len(store.read_commands(RUN, "")) == 1
+    again = store.submit(RUN, records.decide(), now=NOW)
+    assert (again.ok, again.code) == (True, "duplicate")
+    # Both may come before the controller has counted the first
+    assert store.submit(RUN, records.decide("c-2", who="cy"), now=NOW).ok
+    assert len(store.read_commands(RUN, "")) == 2
+
+
+@pytest.mark.parametrize(
+    ("stored", "words"),
+    [
+        ({"state": "stale", "state_reason": "rack-0/5 failed"}, "is stale: rack-0/5 failed;"),
+        ({"state": "expired", "state_reason": "nobody came"}, "has expired: nobody came;"),
+        ({"state": "rejected", "decided_by": "bo"}, "is already rejected, decided by bo."),
+        ({"barred": "the mode is recommend"}, "cannot be approved: the mode is recommend."),
+        (
+            {"approvals_needed": 2, "approvals": records.approvals("ana")},
+            "has ana behind it already; another person must",
+        ),
+        ({"revision": 2}, "has changed"),
+    ],
+)
+def test_a_refusal_says_why(store: LiveStore, stored: dict[str, Any], words: str) -> None:
+    store.put_proposal(records.proposal(**stored))
+    result = store.submit(RUN, records.decide(), now=NOW)
+    assert not result.ok
+    assert words in result.message
+    assert words in store.submit(RUN, records.decide(), now=NOW).message
 
 
 def test_a_run_that_moved_on_makes_its_proposals_stale(store: LiveStore) -> None:
@@ -146,6 +193,11 @@ def test_every_backend_judges_alike(store: LiveStore, data: st.DataObject) -> No
         expires_at=draw(st.floats(0.0, 4e9)),
         options=tuple(records.option(feasible=draw(st.booleans())) for _ in range(num_options)),
         recommended=draw(st.integers(0, 2)),
+        state_reason=draw(st.text(max_size=5)),
+        barred=draw(st.sampled_from(["", "", "the mode is recommend"])),
+        approvals_needed=draw(st.integers(1, 3)),
+        approvals=records.approvals(*draw(st.lists(st.sampled_from(PEOPLE), max_size=2))),
+        asked_by=draw(st.sampled_from(["", *PEOPLE])),
     )
     command = records.decide(
         f"c-{id}",
@@ -155,6 +207,7 @@ def test_every_backend_judges_alike(store: LiveStore, data: st.DataObject) -> No
         verdict=draw(st.sampled_from(["approved", "rejected"])),
         option=draw(st.none() | st.integers(-1, 3)),
         reason=draw(st.text(max_size=5)),
+        who=draw(st.sampled_from(PEOPLE)),
     )
     now = draw(st.floats(0.0, 4e9))
     model = MemoryStore()

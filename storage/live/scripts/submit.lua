@@ -9,8 +9,9 @@
 -- ARGV[8]  'approved' or 'rejected'
 -- ARGV[9]  option ('' = the recommended one)
 -- ARGV[10] who                    ARGV[11] reason
--- Returns duplicate (0 or 1), code, state, who decided, time of the first result.
--- storage.live.verdict.judge is the same check in Python: change both.
+-- ARGV[12] run                    ARGV[13] notes to keep
+-- Returns duplicate (0 or 1), code, state, who decided, time of the first result, why (see `detail`).
+-- storage.live.verdict.judge and detail are the same in Python: change both.
 local function judge(proposal)
   if not proposal.state then
     return 'unknown'
@@ -26,6 +27,10 @@ local function judge(proposal)
       or current > tonumber(proposal.generation) then
     return 'stale'
   end
+  if ARGV[8] == 'approved' and ((proposal.barred or '') ~= ''
+      or string.find(proposal.out or '', '\n' .. ARGV[10] .. '\n', 1, true)) then
+    return 'not_allowed'
+  end
   local option = tonumber(ARGV[9] ~= '' and ARGV[9] or proposal.recommended)
   if ARGV[8] == 'approved'
       and (option < 0 or string.sub(proposal.feasible, option + 1, option + 1) ~= '1') then
@@ -34,11 +39,22 @@ local function judge(proposal)
   return 'accepted', option
 end
 
-local first = redis.call('HMGET', KEYS[1], 'code', 'state', 'by', 'at')
+local function detail(proposal, code)
+  if code == 'stale' or code == 'expired' then
+    return proposal.state == code and proposal.state_reason or ''
+  elseif code == 'not_allowed' then
+    return proposal.barred or ''
+  elseif code == 'accepted' and ARGV[8] == 'approved' and tonumber(proposal.left or '1') > 1 then
+    return proposal.left
+  end
+  return ''
+end
+
+local first = redis.call('HMGET', KEYS[1], 'code', 'state', 'by', 'at', 'why')
 if first[1] then
   return {1, first[1], first[2], first[3], first[4]}
 end
-local code, state, by = 'accepted', '', ''
+local code, state, by, why = 'accepted', '', '', ''
 if ARGV[5] == 'decide' then
   local flat = redis.call('HGETALL', KEYS[3])
   local proposal = {}
@@ -48,7 +64,9 @@ if ARGV[5] == 'decide' then
   local option
   code, option = judge(proposal)
   state, by = proposal.state or '', proposal.decided_by or ''
-  if code == 'accepted' then
+  why = detail(proposal, code)
+  -- One approval of several leaves the proposal as it is: the controller counts it.
+  if code == 'accepted' and why == '' then
     redis.call('HSET', KEYS[3], 'state', ARGV[8], 'decided_by', ARGV[10], 'decided_at', ARGV[2],
       'revision', string.format('%.0f', tonumber(proposal.revision) + 1), 'state_reason', ARGV[11],
       'chosen', ARGV[8] == 'approved' and string.format('%.0f', option) or '')
@@ -57,6 +75,6 @@ end
 if code == 'accepted' then
   redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', 'd', ARGV[1])
 end
-redis.call('HSET', KEYS[1], 'code', code, 'state', state, 'by', by, 'at', ARGV[2])
+redis.call('HSET', KEYS[1], 'code', code, 'state', state, 'by', by, 'at', ARGV[2], 'why', why)
 redis.call('EXPIRE', KEYS[1], ARGV[3])
-return {0, code, state, by, ARGV[2]}
+return {0, code, state, by, ARGV[2], why}
