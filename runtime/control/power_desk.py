@@ -76,11 +76,12 @@ class PowerDesk:
         return tuple(float(w) for w in governor.wanted_w) if governor is not None else None
 
     def boost_w(self, plan: ReplicaPlan) -> float:
-        """Watts above the normal cap of a replica's most boosted GPU, as set (or as planned)."""
+        """Watts above the normal cap of a replica's most boosted GPU, as set (or as planned); 0.0
+        when none is."""
         batch = self._caps.get(plan.rack)
         caps = batch.caps_w if batch is not None else plan.caps_w
         normal_w = self.config.emulated.normal_cap_w
-        return max((caps[s] - normal_w for s in plan.live if s < len(caps)), default=0.0)
+        return max([0.0, *(caps[slot] - normal_w for slot in plan.live if slot < len(caps))])
 
     def headroom(self, plan: ReplicaPlan) -> int:
         """How many more failures of a replica's GPUs power can make up for."""
