@@ -337,6 +337,15 @@ class Proposal(_Record, frozen=True, kw_only=True):
         return max((at for at, _ in self.evidence), default=self.created_at)
 
     @property
+    def progress(self) -> str:
+        """`1 of 2 approvals, by ana`; "" where one is enough."""
+        if self.approvals_needed < 2:
+            return ""
+        by = ", ".join(one.who for one in self.approvals)
+        text = f"{len(self.approvals)} of {self.approvals_needed} approvals"
+        return f"{text}, by {by}" if by else text
+
+    @property
     def cannot_approve(self) -> tuple[str, ...]:
         """Who cannot add an approval to it: two people are two people."""
         asked = (self.asked_by,) if self.approvals_needed > 1 and self.asked_by else ()

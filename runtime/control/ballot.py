@@ -91,7 +91,7 @@ def _require_choice(proposal: Proposal, command: Decide) -> int:
     if proposal.barred:
         raise Refused("not_allowed", f"{proposal.id} cannot be approved: {proposal.barred}")
     if why := proposal.no_second(command.who):
-        raise Refused("not_allowed", f"{why} ({_progress(proposal)})")
+        raise Refused("not_allowed", f"{why} ({proposal.progress})")
     option = command.option if command.option is not None else proposal.recommended
     if not 0 <= option < len(proposal.options):
         raise Refused("invalid", f"option {option} does not exist")
@@ -144,7 +144,7 @@ def _count(desk: Desk, proposal: Proposal, command: Decide, option: int, now: fl
     )
     desk.record(_decision(proposal, command, option, now, in_part=True))
     desk.book.put(counted)
-    return f"{_progress(counted)}: {counted.approvals_left} more needed, by somebody else"
+    return f"{counted.progress}: {counted.approvals_left} more needed, by somebody else"
 
 
 def _close(
@@ -193,10 +193,3 @@ def _decision(
         via=command.via,
         reason=command.reason,
     )
-
-
-def _progress(proposal: Proposal) -> str:
-    """`1 of 2 approvals, by ana at 12:03:04 UTC`."""
-    given = ", ".join(f"{one.who} at {clock(one.at)}" for one in proposal.approvals)
-    count = f"{len(proposal.approvals)} of {proposal.approvals_needed} approvals"
-    return f"{count}, by {given}" if given else count

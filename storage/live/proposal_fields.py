@@ -16,7 +16,8 @@ from storage.records import Proposal, ProposalState, RecordError, decode_packed,
 
 def to_fields(proposal: Proposal) -> dict[str, bytes | str]:
     """Hash fields of a proposal. feasible: one character per option, "1" when it may be chosen.
-    left: approvals that are missing. out: a line for everyone who cannot add one."""
+    left: approvals that are missing. out: a line for everyone who cannot add one. news: what is
+    new since others looked."""
     return {
         "body": encode_packed(proposal),
         "state": proposal.state,
@@ -30,6 +31,7 @@ def to_fields(proposal: Proposal) -> dict[str, bytes | str]:
         "recommended": str(proposal.recommended),
         "left": str(proposal.approvals_left),
         "barred": proposal.barred,
+        "news": proposal.progress if proposal.approvals else "",
         "out": "\n".join(["", *proposal.cannot_approve, ""]),
         "feasible": "".join("1" if option.feasible else "0" for option in proposal.options),
     }

@@ -42,6 +42,8 @@ def detail(proposal: Proposal, decide: Decide, code: str) -> str:
     """What the answer's words need beside the code: why it lapsed, why nobody can approve it, or
     how many approvals were missing when one of several was taken."""
     if code in ("stale", "expired"):
+        if proposal.state == "open" and proposal.approvals:
+            return proposal.progress
         return proposal.state_reason if proposal.state == code else ""
     if code == "not_allowed":
         return proposal.barred
@@ -116,6 +118,8 @@ def _message(command: Command, code: str, state: str, by: str, why: str) -> str:
         "decided": f"is already {state}" + (f", decided by {by}." if by else "."),
         "expired": f"has expired{because}; wait for the next one, or ask for one.",
         "stale": f"is stale{because}; look at what stands in its place."
+        if why and state == "stale"
+        else f"has changed since you looked{because}; look at it again before deciding."
         if why
         else "has changed, or was computed for a generation that no longer stands; "
         "look at it again before deciding.",

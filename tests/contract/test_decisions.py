@@ -128,7 +128,11 @@ def test_one_approval_of_several_is_the_controllers_to_count(store: LiveStore) -
             {"approvals_needed": 2, "approvals": records.approvals("ana")},
             "has ana behind it already; another person must",
         ),
-        ({"revision": 2}, "has changed"),
+        ({"revision": 2}, "has changed, or was computed"),
+        (
+            {"revision": 2, "approvals_needed": 2, "approvals": records.approvals("bo")},
+            "has changed since you looked: 1 of 2 approvals, by bo; look at it again",
+        ),
     ],
 )
 def test_a_refusal_says_why(store: LiveStore, stored: dict[str, Any], words: str) -> None:

@@ -31,7 +31,7 @@ def test_two_people_must_approve() -> None:
     assert proposal.ruling.endswith("needs 2 approvals by different people")
     first = cluster.decide(proposal, who="ada")
     assert first.ok
-    assert "1 of 2 approvals, by ada at 00:16:" in first.message
+    assert "1 of 2 approvals, by ada: 1 more needed" in first.message
     half = newest(cluster, proposal)
     assert (half.state, half.approvals_left) == ("open", 1)
     assert half.revision > proposal.revision

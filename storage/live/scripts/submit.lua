@@ -41,6 +41,9 @@ end
 
 local function detail(proposal, code)
   if code == 'stale' or code == 'expired' then
+    if proposal.state == 'open' then
+      return proposal.news or ''
+    end
     return proposal.state == code and proposal.state_reason or ''
   elseif code == 'not_allowed' then
     return proposal.barred or ''
