@@ -6,13 +6,16 @@ A command id is minted when a dialog opens, so that however often it is sent, it
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from storage.identity import Role, least_role, may, sign
+from storage.audit import AuditNote
+from storage.audit_records import SignedIn
+from storage.identity import AskedT, Role, least_role, may, sign
 from storage.live.port import LiveStore, LiveStoreDown
 from storage.records import (
     ActionKind,
@@ -24,10 +27,12 @@ from storage.records import (
     Proposal,
     RecordError,
     Resume,
+    SetBudget,
     Stop,
     Trigger,
 )
 
+_LOG = logging.getLogger(__name__)
 REFUSALS: dict[str, str] = {
     "stale": "Refused, it is stale: the situation changed since this was proposed.",
     "expired": "Refused, it has expired.",
@@ -120,6 +125,24 @@ class Commands:
             kind(id=command, at=self._clock(), who=author.who, via=author.via, reason=reason),
         )
 
+    def set_budget(
+        self, command: str, run: str, rack: str, budget_w: float, reason: str = ""
+    ) -> CommandResult:
+        """Set a rack's power budget in watts; 0 goes back to the configured one."""
+        author = self._author
+        return self._send(
+            run,
+            SetBudget(
+                id=command,
+                at=self._clock(),
+                who=author.who,
+                via=author.via,
+                rack=rack,
+                budget_w=budget_w,
+                reason=reason,
+            ),
+        )
+
     def fault(
         self,
         command: str,
@@ -142,23 +165,45 @@ class Commands:
             ),
         )
 
+    def tell(self, event: Literal["signed in", "signed out"]) -> bool:
+        """Tell the audit that a session of this author began or ended; False: it could not be."""
+        told = SignedIn(
+            id=mint(),
+            at=self._clock(),
+            who=self._author.who,
+            via=self._author.via,
+            role=self._author.role,
+            event=event,
+        )
+        return self._note(AuditNote(run="", code="", asked=self._signed(told, "")))
+
     def _send(self, run: str, command: Command) -> CommandResult:
         role = self._author.role
         if not may(role, type(command)):
             # The live store would show the answer as given until the runtime has refused it
+            self._note(AuditNote(run=run, code="not_allowed", asked=self._signed(command, run)))
             return CommandResult(
                 id=command.id, at=self._clock(), ok=False, code="not_allowed",
                 message=f"It takes the role {least_role(type(command))} or higher; "
                 f"yours is {role or 'none'}.",
             )  # fmt: skip
         try:
-            if self._key is not None and role:
-                command = sign(command, run, role, self._key)
-            return self._store.submit(run, command, self._clock())
+            return self._store.submit(run, self._signed(command, run), self._clock())
         except (LiveStoreDown, RecordError) as error:
             return CommandResult(
                 id=command.id, at=self._clock(), ok=False, code="down", message=str(error)
             )
+
+    def _signed(self, asked: AskedT, run: str) -> AskedT:
+        return asked if self._key is None else sign(asked, run, self._author.role, self._key)
+
+    def _note(self, note: AuditNote) -> bool:
+        try:
+            self._store.note(note)
+        except LiveStoreDown as error:
+            _LOG.warning("not in the audit: %s by %s: %s", note.code, note.asked.who, error)
+            return False
+        return True
 
 
 def explain(result: CommandResult) -> str:

@@ -8,6 +8,7 @@ from app import context, header
 from app.components.parts import Column, Row, Tile, heading, marked, picking_table, table, tiles
 from app.components.registry import mount
 from app.palette import CELL_LOOKS, SEVERITY_LOOKS
+from app.power_budget import budget_control
 from app.power_figures import RackWatts, cap_journal, headroom_words, rack_watts, watts_chart
 from app.queries import LiveSnapshot
 from app.words import DASH, number, plural, watts
@@ -51,15 +52,13 @@ def _live() -> None:
     with racks:
         heading("Racks")
         picked = _racks(rows)
+        budget_control(state, next(row for row in rows if row.rack == picked))
     with chart:
         _chart(snapshot, picked)
     with journal:
         heading("Journal of caps")
         _journal(cap_journal(snapshot.events))
-        st.caption(
-            "Older entries are among the events of the run in History. "
-            "Change a budget: `counterpoise power budget RACK WATTS`."
-        )
+        st.caption("Older entries are among the events of the run in History.")
 
 
 def _totals(rows: list[RackWatts], state: RunState) -> list[Tile]:
