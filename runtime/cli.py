@@ -40,6 +40,7 @@ COMMANDS = {
     "app": ("runtime.commands.roles", "app"),
     "metrics": ("runtime.commands.metrics", "metrics"),
     "notifier": ("runtime.commands.notify", "notifier"),
+    "audit": ("runtime.commands.audit", "audit"),
     "redis-acl": ("runtime.commands.redis_acl", "redis_acl"),
 }
 

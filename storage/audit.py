@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -133,7 +134,8 @@ def _said(value: object) -> str:
 def _row(run: str, seq: int, at: float, **texts: str) -> AuditRow:
     # A float as the database gives it back, or the hash would differ
     at = float(at) if math.isfinite(at) else 0.0
-    return AuditRow(run=run, seq=seq, at=at, **{k: _clean(v) for k, v in texts.items()})
+    clean: dict[str, Any] = {name: _clean(value) for name, value in texts.items()}
+    return AuditRow(run=run, seq=seq, at=at, **clean)
 
 
 def _clean(text: str) -> str:

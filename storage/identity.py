@@ -13,10 +13,11 @@ import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
+from storage.audit_records import SignedIn
 from storage.records import Command, decode_packed, encode_packed
 from storage.settings import SettingsError, make_private_folder
 
@@ -24,6 +25,7 @@ Role = Literal["viewer", "operator", "approver", "admin"]
 ROLES: tuple[Role, ...] = ("viewer", "operator", "approver", "admin")
 Writer = Literal["app", "cli"]
 WRITERS: tuple[Writer, ...] = ("app", "cli")
+AskedT = TypeVar("AskedT", bound=Command | SignedIn)
 MIN_KEY_BYTES = 16
 MAX_AGE_S = 600.0
 MAX_AHEAD_S = 60.0
@@ -87,10 +89,25 @@ def may(role: str, kind: type[Command]) -> bool:
     return role in ROLES and ROLES.index(role) >= ROLES.index(least_role(kind))
 
 
-def sign(command: Command, run: str, role: Role, key: bytes) -> Command:
+def sign(command: AskedT, run: str, role: Role | Literal[""], key: bytes) -> AskedT:
     """`command` with its role and the signature over all of it and the run it is meant for."""
     named = msgspec.structs.replace(command, role=role, signature="")
     return msgspec.structs.replace(named, signature=_signature(named, run, key))
+
+
+def not_genuine(asked: Command | SignedIn, run: str, keys: Mapping[Writer, bytes]) -> str:
+    """Why `asked` may not be what its writer signed for `run`, "" when it is."""
+    if not asked.signature:
+        return "the command is not signed"
+    writer = _WRITER_OF.get(asked.via)
+    key = next((key for name, key in keys.items() if name == writer), None)
+    if key is None:
+        return f"no writer of commands is known by the way {asked.via!r}"
+    unsigned = msgspec.structs.replace(asked, signature="")
+    expected = _signature(unsigned, run, key).encode()
+    if not hmac.compare_digest(expected, asked.signature.encode()):
+        return "the signature does not match: forged, altered or meant for another run"
+    return ""
 
 
 def refusal(command: Command, run: str, keys: Mapping[Writer, bytes], now: float) -> str:
@@ -101,16 +118,8 @@ def refusal(command: Command, run: str, keys: Mapping[Writer, bytes], now: float
         keys: the key of every writer.
         now: epoch seconds.
     """
-    if not command.signature:
-        return "the command is not signed"
-    writer = _WRITER_OF.get(command.via)
-    key = next((key for name, key in keys.items() if name == writer), None)
-    if key is None:
-        return f"no writer of commands is known by the way {command.via!r}"
-    unsigned = msgspec.structs.replace(command, signature="")
-    expected = _signature(unsigned, run, key).encode()
-    if not hmac.compare_digest(expected, command.signature.encode()):
-        return "the signature does not match: forged, altered or meant for another run"
+    if why := not_genuine(command, run, keys):
+        return why
     if not -MAX_AHEAD_S <= now - command.at <= MAX_AGE_S:
         return f"signed {now - command.at:.0f} s ago; allowed: up to {MAX_AGE_S:.0f} s. Send again"
     if not may(command.role, type(command)):
@@ -121,10 +130,10 @@ def refusal(command: Command, run: str, keys: Mapping[Writer, bytes], now: float
     return ""
 
 
-def _signature(command: Command, run: str, key: bytes) -> str:
+def _signature(command: Command | SignedIn, run: str, key: bytes) -> str:
     # The length keeps (run, command) apart: no other pair has the same bytes.
     name = run.encode()
     # Through the wire and back first: 5 in a float field arrives as 5.0, which has other bytes.
-    canonical = encode_packed(decode_packed(encode_packed(command), Command))
+    canonical = encode_packed(decode_packed(encode_packed(command), type(command)))
     message = len(name).to_bytes(4, "big") + name + canonical
     return hmac.new(key, message, hashlib.sha256).hexdigest()

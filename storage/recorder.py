@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 from sqlalchemy import Engine
 
+from storage.audit import Noted
+from storage.history.audit import head, notes_position, record_notes
 from storage.history.database import HistoryDown
 from storage.history.recorder_lock import RecorderLock
 from storage.history.retention import thin_steps
@@ -38,6 +40,7 @@ class Recorder:
         engine: the history; `run_forever` upgrades its schema, `record_once` needs it upgraded.
         clock: epoch seconds.
         stop: ends `run_forever` within moments, after the batch at hand.
+        is_genuine: whether a note for the audit is signed by a known writer, given its run.
     """
 
     def __init__(
@@ -47,12 +50,15 @@ class Recorder:
         *,
         clock: Callable[[], float],
         stop: threading.Event,
+        is_genuine: Callable[[Noted, str], bool] = lambda asked, run: True,
     ) -> None:
         self._store = store
         self._engine = engine
         self._writer = HistoryWriter(engine)
         self._clock = clock
         self._stop = stop
+        self._is_genuine = is_genuine
+        self._noted_up_to: int | None = None
         # What the history said last; asked again whenever it was away
         self._positions: dict[str, int] = {}
         self._thinned_at = 0.0
@@ -107,7 +113,17 @@ class Recorder:
             # Also without news: a store that was wiped has forgotten what we have
             if position > acknowledged:
                 self._store.acknowledge(run, position)
-        return num_read
+        return num_read + self._record_notes()
+
+    def _record_notes(self) -> int:
+        if self._noted_up_to is None:
+            self._noted_up_to = notes_position(self._engine)
+        notes = self._store.read_notes(self._noted_up_to, BATCH)
+        if notes:
+            record_notes(self._engine, notes, self._clock(), self._is_genuine)
+            self._noted_up_to = notes[-1][0]
+            self._store.acknowledge_notes(self._noted_up_to)
+        return len(notes)
 
     def _position(self, run: str) -> int:
         if run not in self._positions:
@@ -129,11 +145,14 @@ class Recorder:
         if now - self._thinned_at >= _THIN_EVERY_S:
             removed = thin_steps(self._engine, now)
             self._thinned_at = now
+            # A log is another place than the database: compare it with `counterpoise audit verify`
+            _LOG.info("the audit ends with row %d, %s", *head(self._engine))
             if removed:
                 _LOG.info("thinned %d steps older than two weeks", removed)
 
     def _failed(self, error: LiveStoreDown | HistoryDown | RecordError) -> None:
         self._positions.clear()
+        self._noted_up_to = None
         # Once for each kind of trouble, not for each attempt
         if self._trouble != type(error).__name__:
             self._trouble = type(error).__name__

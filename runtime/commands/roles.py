@@ -18,7 +18,7 @@ from runtime.config import Config, load_config
 from runtime.control.lineage import end_with_parent
 from runtime.errors import UserError
 from runtime.plan.manifest import Start
-from storage.identity import WRITERS, refusal, writer_key
+from storage.identity import WRITERS, not_genuine, refusal, writer_key
 from storage.settings import Settings
 from storage.sign_in import SignIn
 
@@ -126,8 +126,13 @@ def recorder() -> None:
     stop = threading.Event()
     on_signals(stop.set)
     end_with_parent()
+    keys = {writer: writer_key(settings.home, writer) for writer in WRITERS}
     Recorder(
-        RedisStore.for_service(settings.redis_url), engine, clock=time.time, stop=stop
+        RedisStore.for_service(settings.redis_url),
+        engine,
+        clock=time.time,
+        stop=stop,
+        is_genuine=lambda asked, run: not not_genuine(asked, run, keys),
     ).run_forever()
     engine.dispose()
 

@@ -1,4 +1,5 @@
-"""Commands as they come in: signed as they must be, answered once however often sent. Pure."""
+"""Commands as they come in: signed as they must be, answered once however often sent, and each
+answer in the journal, from which the audit is made. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +9,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from runtime.control.answers import answer_command
-from runtime.control.instructions import Answer, Outgoing, event_of
-from storage.records import Command, CommandResult, Decide
+from runtime.control.instructions import Answer, Outgoing, Record, event_of
+from storage.audit import described
+from storage.audit_records import CommandAnswered
+from storage.records import Command, CommandResult, Decide, JournalEntry
 
 if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator
@@ -33,18 +36,38 @@ class Intake:
 
     def take(self, coordinator: Coordinator, command: Command, now: float) -> None:
         """Carry a command out; one with an id that was answered before gets that answer again."""
-        result = self._answered.get(command.id)
-        if result is None and (why := self._refusal(command, now)):
+        known, why = self._answered.get(command.id), self._refusal(command, now)
+        if known is not None:
+            result = msgspec.structs.replace(known, code="duplicate")
+        elif why:
             # Not kept: who forges a command must not answer for the id of a genuine one.
             result = self._refuse(coordinator, command, why, now)
-        elif result is None:
-            result = answer_command(coordinator.desk, coordinator, command, now, self._outgoing)
-            self._answered[command.id] = result
-            for old in list(self._answered)[:-KEPT_ANSWERS]:
-                del self._answered[old]
         else:
-            result = msgspec.structs.replace(result, code="duplicate")
+            result = answer_command(coordinator.desk, coordinator, command, now, self._outgoing)
+            self._keep(result)
+        self._record(command, result, why, now)
         self._outgoing.put(Answer(result=result))
+
+    def replay(self, entry: JournalEntry) -> None:
+        """Know again what an earlier controller answered: a command must not count twice."""
+        if isinstance(entry, CommandAnswered) and entry.code not in ("duplicate", "not_allowed"):
+            answer = {name: getattr(entry, name) for name in ("id", "at", "ok", "code", "message")}
+            self._keep(CommandResult(**answer))
+
+    def _keep(self, result: CommandResult) -> None:
+        self._answered[result.id] = result
+        for old in list(self._answered)[:-KEPT_ANSWERS]:
+            del self._answered[old]
+
+    def _record(self, command: Command, result: CommandResult, why: str, now: float) -> None:
+        entry = CommandAnswered(
+            seq=0, at=now, run=self._run, id=command.id, who=command.who, role=command.role,
+            via=command.via, what=described(command), reason=getattr(command, "reason", ""),
+            ok=result.ok and not why,
+            # Somebody else's copy of a genuine command is answered like it, and recorded as it is
+            code="not_allowed" if why else result.code, message=why or result.message,
+        )  # fmt: skip
+        self._outgoing.put(Record(entry=entry))
 
     def _refuse(
         self, coordinator: Coordinator, command: Command, why: str, now: float

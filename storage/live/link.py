@@ -35,6 +35,7 @@ SCRIPTS = (
     "put_proposal",
     "put_racks",
     "put_run",
+    "note",
     "submit",
 )
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from storage.audit import AuditNote
 from storage.live import port
 from storage.live.verdict import decided, detail, judge, result_of
 from storage.live.warned import Warned
@@ -69,6 +71,9 @@ class MemoryStore:
         self._changed = threading.Condition(threading.RLock())
         self._runs: dict[str, _Run] = {}
         self._notifier: bytes | None = None
+        self._notes: dict[int, tuple[float, AuditNote | str]] = {}
+        self._noted: set[str] = set()
+        self._num_notes = 0
         self._warned = Warned(_LOG)
 
     def ping(self) -> None:
@@ -215,7 +220,9 @@ class MemoryStore:
                 first = kept.submitted[command.id]
                 return result_of(command, **first._asdict(), duplicate=True)
             first = kept.submitted[command.id] = self._take(run, command, now)
-            if first.code == "accepted":
+            if first.code != "accepted":
+                self._keep_note(AuditNote(run=run, code=first.code, asked=command))
+            else:
                 kept.num_commands += 1
                 kept.commands[kept.num_commands] = encode_packed(command)
                 _keep_newest(kept.commands, port.MAX_COMMANDS)
@@ -244,6 +251,24 @@ class MemoryStore:
             body = self._look(run).results.get(command)
         return None if body is None else decode_packed(body, CommandResult)
 
+    # notes for the audit ---------------------------------------------------------------------
+    def note(self, note: AuditNote) -> None:
+        with self._changed:
+            if note.asked.id not in self._noted:
+                self._noted.add(note.asked.id)
+                self._keep_note(note)
+
+    def read_notes(self, after: int, count: int = 500) -> list[tuple[int, float, AuditNote | str]]:
+        with self._changed:
+            return [
+                (place, at, note) for place, (at, note) in self._notes.items() if place > after
+            ][:count]
+
+    def acknowledge_notes(self, position: int) -> None:
+        with self._changed:
+            for place in [one for one in self._notes if one <= position]:
+                del self._notes[place]
+
     # telling people --------------------------------------------------------------------------
     def put_notifier(self, state: NotifierState) -> None:
         self._notifier = encode_packed(state)
@@ -253,6 +278,11 @@ class MemoryStore:
         return None if body is None else decode_packed(body, NotifierState)
 
     # inside ----------------------------------------------------------------------------------
+    def _keep_note(self, note: AuditNote) -> None:
+        self._num_notes += 1
+        self._notes[self._num_notes] = (time.time(), note)
+        _keep_newest(self._notes, port.MAX_NOTES)
+
     def _run(self, run: str) -> _Run:
         return self._runs.setdefault(run, _Run())
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from storage.audit import AuditNote
 from storage.notifier_state import NotifierState
 from storage.records import (
     Command,
@@ -26,6 +27,7 @@ MAX_RUNS = 100
 MAX_RACK_HISTORY = 600
 MAX_PROPOSALS = 200
 MAX_COMMANDS = 10_000
+MAX_NOTES = 100_000
 JOURNAL_TAIL = 5_000
 MAX_BLOCK_MS = 2_000
 RESULT_TTL_S = 24 * 3600
@@ -145,6 +147,18 @@ class LiveStore(Protocol):
 
     def get_result(self, run: str, command: str) -> CommandResult | None:
         """The controller's answer, None while there is none."""
+
+    # notes for the audit ---------------------------------------------------------------------
+    def note(self, note: AuditNote) -> None:
+        """Keep what no controller hears of, for the recorder; the same command id counts once.
+        `submit` notes what it refuses by itself. The newest 100,000 are kept."""
+
+    def read_notes(self, after: int, count: int = 500) -> list[tuple[int, float, AuditNote | str]]:
+        """Notes beyond a place, oldest first: place, when the store took it (epoch seconds), and
+        the note, or words where it does not decode. Places grow with time, whatever is lost."""
+
+    def acknowledge_notes(self, position: int) -> None:
+        """The recorder has everything up to this place: forget it."""
 
     # telling people --------------------------------------------------------------------------
     def put_notifier(self, state: NotifierState) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from storage.audit import AuditNote, Noted
 from storage.live import port
 from storage.live.link import Argument, RedisLink
 from storage.live.proposal_fields import from_fields, to_fields
@@ -25,6 +26,7 @@ from storage.records import (
     JournalEntry,
     Proposal,
     RackRecord,
+    RecordError,
     RunState,
     decode_packed,
     encode_packed,
@@ -35,6 +37,10 @@ _PREFIX = "cp:run:"
 _RUNS = "cp:runs"
 _JOURNALS = "cp:journals"
 _NOTIFIER = "cp:notifier"
+_NOTES = "cp:notes"
+# A note's place is its id in one number: milliseconds, then its number among those of one
+_NOTE_BITS = 20
+_NOTE_MASK = (1 << _NOTE_BITS) - 1
 _RACKS_PER_CALL = 64
 _ENTRIES_PER_CALL = 200
 
@@ -222,10 +228,10 @@ class RedisStore:
             port.MAX_COMMANDS,
         ]
         if isinstance(command, Decide):
-            keys += [_key(run, "proposal", command.proposal), _key(run, "state")]
+            keys += [_key(run, "proposal", command.proposal), _key(run, "state"), _NOTES]
             arguments += ["decide", command.generation, command.revision, command.verdict]
             arguments += ["" if command.option is None else command.option]
-            arguments += [command.who, command.reason]
+            arguments += [command.who, command.reason, run, port.MAX_NOTES]
         else:
             arguments.append("")
         duplicate, code, state, by, at, why = self._link.script("submit", keys, arguments)
@@ -263,6 +269,23 @@ class RedisStore:
     def get_notifier(self) -> NotifierState | None:
         body = self._link.execute("GET", _NOTIFIER)
         return None if body is None else decode_packed(body, NotifierState)
+
+    # notes for the audit ---------------------------------------------------------------------
+    def note(self, note: AuditNote) -> None:
+        body = encode_packed(note.asked)
+        keys = [f"cp:noted:{note.asked.id}", _NOTES]
+        self._link.script(
+            "note", keys, [body, note.run, note.code, port.MAX_NOTES, port.RESULT_TTL_S]
+        )
+
+    def read_notes(self, after: int, count: int = 500) -> list[tuple[int, float, AuditNote | str]]:
+        begin = "-" if after <= 0 else f"({after >> _NOTE_BITS}-{after & _NOTE_MASK}"
+        entries = self._link.execute("XRANGE", _NOTES, begin, "+", "COUNT", count)
+        return [_noted(position.decode(), fields) for position, fields in entries]
+
+    def acknowledge_notes(self, position: int) -> None:
+        begin = f"{position >> _NOTE_BITS}-{(position & _NOTE_MASK) + 1}"
+        self._link.execute("XTRIM", _NOTES, "MINID", begin)
 
     # inside ----------------------------------------------------------------------------------
     def _read_all(self, commands: Any) -> list[Any]:
@@ -314,6 +337,17 @@ def _started(state: RunState) -> tuple[float, str]:
 
 def _seq(position: str) -> int:
     return int(position.partition("-")[0])
+
+
+def _noted(position: str, fields: Any) -> tuple[int, float, AuditNote | str]:
+    ms, _, number = position.partition("-")
+    place, at = (int(ms) << _NOTE_BITS) + int(number), int(ms) / 1000
+    try:
+        asked = decode_packed(_body(fields), Noted)
+        run, code = (fields[name].decode() for name in (b"r", b"c"))
+    except (RecordError, KeyError, UnicodeDecodeError) as error:
+        return place, at, f"note {position}: {error}"
+    return place, at, AuditNote(run=run, code=code, asked=asked)
 
 
 def _body(fields: Any) -> bytes:

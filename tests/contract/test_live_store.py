@@ -10,6 +10,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from storage.audit import AuditNote
+from storage.audit_records import SignedIn
 from storage.live import port
 from storage.live.port import LiveStore
 from storage.notifier_state import ChannelState, NotifierState
@@ -230,3 +232,37 @@ def test_the_notifier_says_how_it_does(store: LiveStore) -> None:
     newer = msgspec.structs.replace(state, at=2.0, missed=3)
     store.put_notifier(newer)
     assert store.get_notifier() == newer
+
+
+# notes for the audit -------------------------------------------------------------------------
+def _came(number: int) -> AuditNote:
+    asked = SignedIn(id=f"s{number}", at=1.0, who="ana", via="browser", event="signed in")
+    return AuditNote(run="", code="", asked=asked)
+
+
+def test_notes_are_kept_once_and_in_order_until_acknowledged(store: LiveStore) -> None:
+    assert store.read_notes(0) == []
+    for number in (1, 2, 3, 2):
+        store.note(_came(number))
+    notes = store.read_notes(0)
+    assert [note for _, _, note in notes] == [_came(1), _came(2), _came(3)]
+    places = [place for place, _, _ in notes]
+    assert places == sorted(set(places))
+    assert all(abs(at - time.time()) < 60 for _, at, _ in notes)
+    assert store.read_notes(places[0]) == notes[1:]
+    assert store.read_notes(0, count=2) == notes[:2]
+    store.acknowledge_notes(places[1])
+    store.acknowledge_notes(places[0])
+    assert store.read_notes(0) == notes[2:]
+
+
+def test_a_decision_that_is_refused_at_once_is_noted_once(store: LiveStore) -> None:
+    decide = records.decide()
+    for _ in range(2):
+        assert not store.submit(RUN, decide, now=1.0).ok
+    assert [note for _, _, note in store.read_notes(0)] == [
+        AuditNote(run=RUN, code="unknown", asked=decide)
+    ]
+    store.put_proposal(records.proposal())
+    assert store.submit(RUN, records.decide(id="c-9"), now=1.0).ok
+    assert len(store.read_notes(0)) == 1

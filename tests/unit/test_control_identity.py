@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from storage.audit_records import CommandAnswered
 from storage.identity import Role, Writer, refusal, sign
 from storage.records import Command, CommandResult, Decide, Proposal
 from tests.support.control_cluster import SimCluster, waiting
+from tests.support.control_restart import restart_controller
 
 KEYS: dict[Writer, bytes] = {"app": b"a" * 32, "cli": b"c" * 32}
 
@@ -69,3 +71,41 @@ def test_a_replayed_command_is_answered_and_not_repeated() -> None:
     assert cluster.submit(signed).code == "done"
     assert cluster.submit(signed).code == "duplicate"
     assert cluster.submit(msgspec.structs.replace(signed, id="x2")).code == "not_allowed"
+
+
+def _told(cluster: SimCluster) -> list[tuple[str, str, bool, str]]:
+    entries = [one for one in cluster.entries if isinstance(one, CommandAnswered)]
+    return [(one.who, one.role, one.ok, one.code) for one in entries]
+
+
+def test_every_answer_is_in_the_journal_for_the_audit() -> None:
+    cluster, proposal, run = _guarded()
+    decide = _decide(cluster, proposal)
+    _refused(cluster, proposal, sign(decide, run, "viewer", KEYS["app"]))
+    signed = sign(_decide(cluster, cluster.proposals[proposal.id]), run, "approver", KEYS["app"])
+    assert cluster.submit(signed).ok
+    assert cluster.submit(signed).code == "duplicate"
+    # A forger who uses a known id learns its answer, and is recorded as what he is
+    assert cluster.submit(msgspec.structs.replace(signed, who="bob")).code == "duplicate"
+    assert _told(cluster) == [
+        ("ada", "viewer", False, "not_allowed"),
+        ("ada", "approver", True, "done"),
+        ("ada", "approver", True, "duplicate"),
+        ("bob", "approver", False, "not_allowed"),
+    ]
+    entry = next(one for one in cluster.entries if isinstance(one, CommandAnswered) and one.ok)
+    assert entry.what.startswith(f"decide: proposal {proposal.id}, generation ")
+    assert entry.reason == decide.reason
+
+
+def test_a_restarted_controller_knows_what_was_answered() -> None:
+    cluster, proposal, run = _guarded()
+    cluster.run_steps(2)
+    standing = cluster.proposals[proposal.id]
+    signed = sign(_decide(cluster, standing), run, "approver", KEYS["app"])
+    assert cluster.submit(signed).code == "done"
+    restart_controller(cluster)
+    cluster.coordinator.desk.intake.require_identity(
+        lambda command, now: refusal(command, run, KEYS, now)
+    )
+    assert cluster.submit(signed).code == "duplicate"

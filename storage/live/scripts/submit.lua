@@ -3,6 +3,7 @@
 -- KEYS[2]  stream: commands
 -- KEYS[3]  hash: the proposal (only for a decision)
 -- KEYS[4]  hash: snapshot of the run (only for a decision)
+-- KEYS[5]  stream: notes for the audit (only for a decision, when it is refused here)
 -- ARGV[1]  encoded command        ARGV[2] now      ARGV[3] seconds to keep the result
 -- ARGV[4]  commands to keep       ARGV[5] 'decide', or '' for the rest, which then ends here
 -- ARGV[6]  generation             ARGV[7] revision
@@ -55,7 +56,7 @@ end
 
 local first = redis.call('HMGET', KEYS[1], 'code', 'state', 'by', 'at', 'why')
 if first[1] then
-  return {1, first[1], first[2], first[3], first[4]}
+  return {1, first[1], first[2], first[3], first[4], first[5] or ''}
 end
 local code, state, by, why = 'accepted', '', '', ''
 if ARGV[5] == 'decide' then
@@ -77,6 +78,8 @@ if ARGV[5] == 'decide' then
 end
 if code == 'accepted' then
   redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', 'd', ARGV[1])
+else
+  redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[13], '*', 'd', ARGV[1], 'r', ARGV[12], 'c', code)
 end
 redis.call('HSET', KEYS[1], 'code', code, 'state', state, 'by', by, 'at', ARGV[2], 'why', why)
 redis.call('EXPIRE', KEYS[1], ARGV[3])
