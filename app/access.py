@@ -9,6 +9,7 @@ from __future__ import annotations
 import getpass
 import os
 import time
+from collections.abc import Callable
 
 import streamlit as st
 
@@ -76,11 +77,16 @@ def note() -> str:
     return f"Signed in as {found.who}, {found.role}."
 
 
-def sign_out_control() -> None:
-    """A way out, where there is one: local mode has none."""
+def sign_out_control(before: Callable[[], None] = lambda: None) -> None:
+    """A way out, where there is one: local mode has none. before: called first."""
     how = sign_in()
     if how.mode == "oidc":
-        st.button("Sign out", key="sign_out", on_click=st.logout, width="stretch")
+
+        def leave() -> None:
+            before()
+            st.logout()
+
+        st.button("Sign out", key="sign_out", on_click=leave, width="stretch")
     elif how.mode == "proxy" and how.sign_out:
         st.link_button("Sign out", how.sign_out, width="stretch")
 

@@ -5,6 +5,7 @@ The only place of the app that opens stores; each is opened once and shared by a
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Sequence
 
@@ -24,6 +25,7 @@ from storage.settings import Settings
 from storage.sign_in import NotSignedInError
 
 TICK_S = 1.0
+NOTE_AGAIN_S = 10.0
 ENDED = ("stopped", "failed")
 
 
@@ -71,6 +73,24 @@ def _key() -> bytes:
 
 def commands() -> Commands:
     return Commands(_store(), author(), key=_key())
+
+
+def note_sign_in() -> None:
+    """Tell the audit who acts in this session and in which role, once, and again if that changes.
+
+    With the live store away it is tried again later: waiting for it would hold up every page.
+    """
+    now, state = author(), st.session_state
+    if state.get("noted_as") == now or time.monotonic() < state.get("note_after", 0.0):
+        return
+    if commands().tell("signed in"):
+        state["noted_as"] = now
+    else:
+        state["note_after"] = time.monotonic() + NOTE_AGAIN_S
+
+
+def note_sign_out() -> None:
+    commands().tell("signed out")
 
 
 def tick_s() -> float:

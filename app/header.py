@@ -42,11 +42,17 @@ def render() -> None:
         strip()
     if has_way_out:
         with columns[-1]:
-            access.sign_out_control()
+            access.sign_out_control(context.note_sign_out)
 
 
 def nothing_runs(down: str) -> None:
     """Stands in for a live page when there is no run to show."""
+    asked = st.query_params.get("run")
+    if asked and not down:
+        st.markdown(f"**Run {asked} is not live any more.** What was recorded of it is in History.")
+        if st.button("Look back at this run"):
+            context.open_page("history", run=asked)
+        return
     if down:
         st.markdown(
             "**No live data.** Runs go on without it and nothing is lost; this page reconnects by "

@@ -23,6 +23,7 @@ def main() -> None:
         return
     if not access.admit():
         return
+    context.note_sign_in()
     pages = [
         st.Page(overview.render, title="Overview", url_path="home", default=True),
         st.Page(racks.render, title="Racks", url_path="racks"),
