@@ -64,13 +64,24 @@ class KindRule(msgspec.Struct, frozen=True, kw_only=True):
     decider: Decider
 
 
+class PolicyChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of the policy. words: what was what and is what now. revision: from then on."""
+
+    revision: int
+    at: float
+    who: str
+    role: str
+    via: str
+    words: str
+    reason: str
+
+
 class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
     """The policy as it holds now.
 
     mode: what holds now; quiet: why it is not the policy's own ("" when it is). revision: counts
     the changes since the run began; `SetPolicy` names the one it was made from. values: the policy
-    with the keys of the configuration's `[policy]`. changed_*: the last change, 0.0 and "" before
-    the first.
+    with the keys of the configuration's `[policy]`. changes: the last of them, newest last.
     """
 
     mode: Mode
@@ -78,9 +89,7 @@ class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, Any]
     revision: int = 0
     quiet: str = ""
-    changed_at: float = 0.0
-    changed_by: str = ""
-    reason: str = ""
+    changes: tuple[PolicyChange, ...] = ()
 
     @property
     def words(self) -> str:

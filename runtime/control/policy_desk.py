@@ -23,10 +23,11 @@ from runtime.plan.policy import (
     state_of,
 )
 from runtime.plan.policy_config import PolicyConfig
-from storage.policy_state import PolicyState
+from storage.policy_state import PolicyChange, PolicyState
 from storage.records import ActionKind, EventHappened, JournalEntry, Proposal, SetPolicy
 
 CHANGED = "policy_changed"
+KEPT_CHANGES = 10
 
 
 class PolicyDesk:
@@ -36,20 +37,20 @@ class PolicyDesk:
         self._run = run
         self._outgoing = outgoing
         self.policy = policy
-        self.revision = 0
-        self._changed_at = 0.0
-        self._changed_by = ""
-        self._reason = ""
+        self._changes: list[PolicyChange] = []
         self._seen: tuple[int, InForce] | None = None
+
+    @property
+    def revision(self) -> int:
+        """How often the policy was changed since the run began."""
+        return self._changes[-1].revision if self._changes else 0
 
     def state(self, now: float) -> PolicyState:
         """All of it, for people."""
         return msgspec.structs.replace(
             state_of(self.policy, now),
             revision=self.revision,
-            changed_at=self._changed_at,
-            changed_by=self._changed_by,
-            reason=self._reason,
+            changes=tuple(self._changes),
         )
 
     # what it rules ---------------------------------------------------------------------------
@@ -92,10 +93,8 @@ class PolicyDesk:
         """Why a change was made from what no longer holds, "" when it was not."""
         if command.revision == self.revision:
             return ""
-        return (
-            f"the policy was changed meanwhile by {self._changed_by}: {self._reason}; "
-            "look at it again before changing it"
-        )
+        by = f" by {self._changes[-1].who}: {self._changes[-1].words}" if self._changes else ""
+        return f"the policy was changed meanwhile{by}; look at it again before changing it"
 
     def set(self, command: SetPolicy, generation: int, now: float) -> str:
         """Change the policy; what came of it, in words.
@@ -106,42 +105,38 @@ class PolicyDesk:
         before, self.policy = self.policy, changed(self.policy, dict(command.changes))
         if before == self.policy:
             return "nothing changed: the policy says so already"
-        self._take(self.revision + 1, command.who, command.reason, now)
         differs = _differs(before, self.policy)
-        words = "; ".join(f"{key} {old} to {new}" for key, (old, new) in differs.items())
+        change = PolicyChange(
+            revision=self.revision + 1,
+            at=now,
+            who=command.who,
+            role=command.role,
+            via=command.via,
+            words="; ".join(f"{key} {old} to {new}" for key, (old, new) in differs.items()),
+            reason=command.reason,
+        )
+        self._take(change)
+        text = f"{change.who} changed the policy: {change.words} ({change.reason})"
+        details: dict[str, object] = {
+            **msgspec.to_builtins(change),
+            "command": command.id,
+            "before": {key: old for key, (old, _) in differs.items()},
+            "after": {key: new for key, (_, new) in differs.items()},
+            "policy": msgspec.to_builtins(self.policy),
+        }
         self._outgoing.put(
-            event_of(
-                self._run,
-                generation,
-                CHANGED,
-                "info",
-                f"{command.who} changed the policy: {words} ({command.reason})",
-                now,
-                details={
-                    "who": command.who,
-                    "role": command.role,
-                    "via": command.via,
-                    "command": command.id,
-                    "reason": command.reason,
-                    "revision": self.revision,
-                    "before": {key: old for key, (old, _) in differs.items()},
-                    "after": {key: new for key, (_, new) in differs.items()},
-                    "policy": msgspec.to_builtins(self.policy),
-                },
-            )
+            event_of(self._run, generation, CHANGED, "info", text, now, details=details)
         )
         return f"the policy is {self.state(now).words}"
 
     def replay(self, entry: JournalEntry) -> None:
         """Go on with what an earlier controller wrote."""
-        if not isinstance(entry, EventHappened) or entry.kind != CHANGED:
-            return
-        details = entry.details
-        self.policy = msgspec.convert(details["policy"], PolicyConfig)
-        self._take(details["revision"], details["who"], details["reason"], entry.at)
+        if isinstance(entry, EventHappened) and entry.kind == CHANGED:
+            self.policy = msgspec.convert(entry.details["policy"], PolicyConfig)
+            self._take(msgspec.convert(entry.details, PolicyChange))
 
-    def _take(self, revision: int, who: str, reason: str, at: float) -> None:
-        self.revision, self._changed_by, self._reason, self._changed_at = revision, who, reason, at
+    def _take(self, change: PolicyChange) -> None:
+        self._changes = [*self._changes, change][-KEPT_CHANGES:]
 
 
 def _same_people(proposal: Proposal, ruling: Ruling) -> bool:

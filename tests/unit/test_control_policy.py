@@ -138,7 +138,9 @@ def test_a_change_is_recorded_with_who_when_why_before_and_after() -> None:
     assert event.details["after"] == {"shrink": "auto", "approvals.drop": 2}
     state = cluster.coordinator.snapshot(cluster.now).policy_state
     assert state is not None
-    assert (state.revision, state.changed_by, state.changed_at) == (1, "ada", event.at)
+    (change,) = state.changes
+    assert (state.revision, change.who, change.at) == (1, "ada", event.at)
+    assert change.words == "shrink by_mode to auto; approvals.drop 1 to 2"
     assert state.values["approvals"]["drop"] == 2
     assert header(cluster) == "act with approval; shrink: automatic"
 
@@ -181,7 +183,8 @@ def test_a_change_survives_a_restart_of_the_controller() -> None:
     assert refused(cluster, "not_allowed")
     state = cluster.coordinator.snapshot(cluster.now).policy_state
     assert state is not None
-    assert (state.revision, state.changed_by, state.reason) == (1, "ada", "a test")
+    (change,) = state.changes
+    assert (change.revision, change.who, change.reason) == (1, "ada", "a test")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +208,7 @@ def test_of_two_who_change_it_at_once_the_second_is_told() -> None:
     assert set_policy(cluster, "first", mode="act", revision=0).ok
     result = set_policy(cluster, "second", mode="observe", revision=0)
     assert refused(cluster, "stale")
-    assert "changed meanwhile by ada: first" in result.message
+    assert "changed meanwhile by ada: mode act_with_approval to act" in result.message
     assert header(cluster).startswith("act;")
 
 
