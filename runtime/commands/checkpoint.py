@@ -1,12 +1,14 @@
-"""Commands on checkpoints: list them, verify one, export one for other tools."""
+"""Commands on checkpoints: list them, verify one, export one for other tools, import from them."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
 
 import click
+import msgspec
 
 from runtime.commands.common import ago, json_option, print_json, print_table
 from runtime.engine.checkpoint import (
@@ -17,7 +19,9 @@ from runtime.engine.checkpoint import (
     read_manifest,
 )
 from runtime.engine.hugging_face import export_llama
+from runtime.engine.llama_import import import_llama
 from runtime.errors import UserError
+from runtime.layout.units import num_parameters
 from storage.settings import Settings
 
 folder_argument = click.argument(
@@ -27,7 +31,7 @@ folder_argument = click.argument(
 
 @click.group()
 def checkpoint() -> None:
-    """Look at, verify and export checkpoints."""
+    """Look at, verify, export and import checkpoints."""
 
 
 @checkpoint.command("list")
@@ -99,3 +103,37 @@ def export(folder: Path, target: Path) -> None:
     except CheckpointError as error:
         raise UserError(str(error)) from error
     click.echo(f"step {step} written to {target}")
+
+
+@checkpoint.command("import")
+@click.argument("source", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder to make the checkpoint in.",
+)
+@click.option("--mlp-block", default=8, show_default=True, help="MLP columns a unit.")
+@click.option("--vocab-block", default=8, show_default=True, help="Vocabulary rows a unit.")
+@json_option
+def import_weights(
+    source: Path, target: Path, mlp_block: int, vocab_block: int, as_json: bool
+) -> None:
+    """Make the Hugging Face Llama in SOURCE (safetensors, config.json) a checkpoint at step 0.
+
+    Prints the configuration of a run that trains from it.
+    """
+    try:
+        manifest = import_llama(source, target, mlp_block=mlp_block, vocab_block=vocab_block)
+    except CheckpointError as error:
+        raise UserError(str(error)) from error
+    model = msgspec.to_builtins(manifest.model)
+    if as_json:
+        print_json({"folder": str(target), "model": model})
+        return
+    click.echo(f"{num_parameters(manifest.model):,} parameters written to {target}", err=True)
+    click.echo("[model]")
+    for key, value in model.items():
+        click.echo(f"{key} = {json.dumps(value)}")
+    click.echo(f"\n[checkpoint]\nstart = {json.dumps(str(target.resolve()))}")

@@ -1,8 +1,8 @@
-"""Weights as Hugging Face's Llama keeps them: safetensors and a config.json.
+"""Weights as Hugging Face's Llama keeps them: names, order of rows, config.json; and export.
 
-Two things differ: theirs turns the first half of a head against the second where ours turns
-neighbours (so query and key rows change places within a head), and they store a matrix that writes
-to the residual stream transposed.
+Two things differ from ours: theirs turns the first half of a head against the second where ours
+turns neighbours (so query and key rows change places within a head), and they store a matrix that
+writes to the residual stream transposed. Import is `runtime.engine.llama_import`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -17,35 +18,62 @@ from safetensors.torch import save_file
 
 from runtime.config import ModelConfig
 from runtime.engine.checkpoint import CheckpointError
+from runtime.layout.units import Parameter, num_units, parameters
+
+
+class LlamaTensor(NamedTuple):
+    """name: "{}" stands for the layer. order: of our rows in it: as they are, the even rows of
+    each head before the odd ones, or as columns."""
+
+    name: str
+    order: Literal["rows", "halves", "columns"] = "rows"
+
+
+# Ours -> theirs.
+LLAMA = {
+    "embed": LlamaTensor("model.embed_tokens.weight"),
+    "attn_norm": LlamaTensor("model.layers.{}.input_layernorm.weight"),
+    "wq": LlamaTensor("model.layers.{}.self_attn.q_proj.weight", "halves"),
+    "wk": LlamaTensor("model.layers.{}.self_attn.k_proj.weight", "halves"),
+    "wv": LlamaTensor("model.layers.{}.self_attn.v_proj.weight"),
+    "wo": LlamaTensor("model.layers.{}.self_attn.o_proj.weight", "columns"),
+    "mlp_norm": LlamaTensor("model.layers.{}.post_attention_layernorm.weight"),
+    "gate": LlamaTensor("model.layers.{}.mlp.gate_proj.weight"),
+    "up": LlamaTensor("model.layers.{}.mlp.up_proj.weight"),
+    "down": LlamaTensor("model.layers.{}.mlp.down_proj.weight", "columns"),
+    "final_norm": LlamaTensor("model.norm.weight"),
+    "head": LlamaTensor("lm_head.weight"),
+}
+
+
+def llama_name(parameter: Parameter) -> str:
+    """What Llama calls `parameter`."""
+    return LLAMA[parameter.name].name.format(parameter.layer)
+
+
+def num_rows(model: ModelConfig, parameter: Parameter) -> int:
+    """Rows of `parameter` without those that only fill up the last vocabulary block."""
+    if parameter.family == "vocab":
+        return model.vocab
+    return num_units(model, parameter.family) * parameter.row[0]
 
 
 def llama_weights(model: ModelConfig, full: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Llama's tensors by name, from whole unit-major parameters by `name.layer` (`read_full`)."""
-    flat = {name: tensor.flatten(0, 1) for name, tensor in full.items()}
-    out = {
-        "model.embed_tokens.weight": flat["embed.-1"][: model.vocab],
-        "model.norm.weight": flat["final_norm.-1"],
-    }
-    for layer in range(model.num_layers):
-        own, theirs = f".{layer}", f"model.layers.{layer}"
-        out |= {
-            f"{theirs}.input_layernorm.weight": flat["attn_norm" + own],
-            f"{theirs}.self_attn.q_proj.weight": _halves(full["wq" + own]),
-            f"{theirs}.self_attn.k_proj.weight": _halves(full["wk" + own]),
-            f"{theirs}.self_attn.v_proj.weight": flat["wv" + own],
-            f"{theirs}.self_attn.o_proj.weight": flat["wo" + own].T,
-            f"{theirs}.post_attention_layernorm.weight": flat["mlp_norm" + own],
-            f"{theirs}.mlp.gate_proj.weight": flat["gate" + own],
-            f"{theirs}.mlp.up_proj.weight": flat["up" + own],
-            f"{theirs}.mlp.down_proj.weight": flat["down" + own].T,
-        }
-    if not model.tied:
-        out["lm_head.weight"] = flat["head.-1"][: model.vocab]
-    return {name: tensor.contiguous() for name, tensor in out.items()}
+    out = {}
+    for parameter in parameters(model):
+        units = full[f"{parameter.name}.{parameter.layer}"]
+        order = LLAMA[parameter.name].order
+        if order == "halves":
+            units = torch.cat((units[:, 0::2], units[:, 1::2]), dim=1)
+        rows = units.flatten(0, 1)[: num_rows(model, parameter)]
+        out[llama_name(parameter)] = (rows.T if order == "columns" else rows).contiguous()
+    return out
 
 
 def llama_config(model: ModelConfig, seq_len: int) -> dict[str, object]:
-    """The config.json that fits `llama_weights`."""
+    """The config.json that fits `llama_weights`, as old and new versions of `transformers` read
+    it."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -59,6 +87,7 @@ def llama_config(model: ModelConfig, seq_len: int) -> dict[str, object]:
         "max_position_embeddings": seq_len,
         "rms_norm_eps": model.norm_eps,
         "rope_theta": model.rope_theta,
+        "rope_parameters": {"rope_theta": model.rope_theta, "rope_type": "default"},
         "tie_word_embeddings": model.tied,
         "hidden_act": "silu",
         "attention_bias": False,
@@ -83,8 +112,3 @@ def export_llama(
         (folder / "config.json").write_text(config + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot export to {folder}: {error}") from error
-
-
-def _halves(heads: torch.Tensor) -> torch.Tensor:
-    """Rows `(heads, head_dim, hidden)` with the even ones of each head first, flattened."""
-    return torch.cat((heads[:, 0::2], heads[:, 1::2]), dim=1).flatten(0, 1)

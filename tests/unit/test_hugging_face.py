@@ -1,4 +1,4 @@
-"""Exported weights compute the same logits in Llama's own arithmetic, and in `transformers`."""
+"""Exported weights give the same logits and loss in Llama's own arithmetic and in `transformers`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,16 @@ TOKENS = torch.arange(24).view(2, 12) * 7 % 250
 
 def config_of(*, tied: bool) -> Config:
     model = ModelConfig(
-        num_layers=2, hidden=24, num_query_heads=6, num_kv_heads=2, head_dim=4, vocab=257, tied=tied
+        num_layers=2,
+        hidden=24,
+        num_query_heads=6,
+        num_kv_heads=2,
+        head_dim=4,
+        mlp_hidden=40,
+        vocab=257,
+        tied=tied,
+        rope_theta=5e5,
+        norm_eps=2e-6,
     )
     return Config(model=model, cluster=ClusterConfig(racks=(RackConfig(name="r", gpus=1),)))
 
@@ -94,9 +103,14 @@ def test_the_weights_give_the_same_logits_in_llamas_arithmetic(
     torch.testing.assert_close(found, ours(config), rtol=1e-4, atol=1e-5)
 
 
-def test_transformers_gives_the_same_logits(exported: tuple[Config, Path]) -> None:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+def test_transformers_gives_the_same_logits_and_loss(exported: tuple[Config, Path]) -> None:
+    from transformers import LlamaForCausalLM
+
     config, target = exported
+    assert LlamaForCausalLM.from_pretrained(target).config.rope_parameters["rope_theta"] == 5e5
     with torch.no_grad():
-        found = transformers.AutoModelForCausalLM.from_pretrained(target)(TOKENS).logits
-    torch.testing.assert_close(found, ours(config), rtol=1e-4, atol=1e-5)
+        found = LlamaForCausalLM.from_pretrained(target)(TOKENS, labels=TOKENS)
+    expected = ours(config)
+    torch.testing.assert_close(found.logits, expected, rtol=1e-4, atol=1e-5)
+    loss = functional.cross_entropy(expected[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten())
+    torch.testing.assert_close(found.loss, loss, rtol=1e-5, atol=1e-6)
