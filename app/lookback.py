@@ -12,6 +12,8 @@ from typing import Any
 
 import streamlit as st
 
+from storage.audit import AuditRow
+from storage.history.audit import Verified, list_audit, verify
 from storage.history.counterfactual import AgainstDrop, against_drop
 from storage.history.database import HistoryDown, HistoryRejectedError
 from storage.history.incident_costs import Cost, costs_of
@@ -129,6 +131,20 @@ class Lookback:
         """The incidents of a run, oldest first; None when the history does not know the run, or
         cannot be asked."""
         return _incidents(self._history, run)
+
+    def audit(self, search: str, run: str, limit: int) -> tuple[list[AuditRow], str]:
+        """The newest rows of the audit that match (run "": of all runs), and why there are none."""
+        try:
+            return list_audit(self._history.engine, run=run, search=search, limit=limit), ""
+        except TROUBLES as error:
+            return [], str(error)
+
+    def verify_audit(self) -> tuple[Verified | None, str]:
+        """What walking the chain found, else why it could not be walked."""
+        try:
+            return verify(self._history.engine), ""
+        except TROUBLES as error:
+            return None, str(error)
 
 
 @st.cache_resource(ttl=CACHE_S, max_entries=32, show_spinner=False)

@@ -9,7 +9,7 @@ import time
 
 import streamlit as st
 
-from app import context, history_compare, history_detail
+from app import context, history_audit, history_compare, history_detail
 from app.components.parts import Column, Row, marked, picking_table
 from app.history_detail import status_of
 from app.lookback import RunQuery
@@ -41,7 +41,7 @@ COLUMNS = (
     Column(label="Wall time", kind="right"),
     Column(label="Device"),
 )
-ONE, COMPARE = "One run", "Compare runs"
+ONE, COMPARE, AUDIT = "One run", "Compare runs", "Audit"
 
 
 def render() -> None:
@@ -72,14 +72,16 @@ def render() -> None:
         _more(query)
     mode = st.radio(
         "Show",
-        [ONE, COMPARE],
-        index=int("compare" in st.query_params),
+        [ONE, COMPARE, AUDIT],
+        index=2 if "audit" in st.query_params else int("compare" in st.query_params),
         horizontal=True,
         key="history_mode",
         label_visibility="collapsed",
     )
     if mode == COMPARE:
         history_compare.render(runs)
+    elif mode == AUDIT:
+        history_audit.render(selected)
     elif selected is not None:
         living = any(one.run == selected and one.ended_at is None for one in runs)
         st.fragment(history_detail.render, run_every=REFRESH_S if living else None)(selected)

@@ -4,6 +4,8 @@ pages let them do."""
 from __future__ import annotations
 
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +14,13 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from storage import sign_in
+from storage.history.database import open_history
+from storage.identity import WRITERS, not_genuine, writer_key
+from storage.recorder import Recorder
 from tests.support import services
 from tests.support.dashboard import Dashboard
 from tests.support.feeder import Feeder
-from tests.support.pages import DEADLINE_MS, DESKTOP, confirm, dialog, visit
+from tests.support.pages import DEADLINE_MS, DESKTOP, confirm, dialog, record, visit
 from tests.support.provider import Provider
 
 COOKIE_SECRET = "a-cookie-secret-of-32-characters-at-least"
@@ -57,6 +62,20 @@ def signed(server: services.RedisServer, tmp_path: Path) -> Iterator[tuple[Dashb
             provider.close()
 
 
+def _record_notes(dashboard: Dashboard, feeder: Feeder) -> None:
+    """As the recorder does it."""
+    engine = open_history(f"sqlite:///{dashboard.home}/history.db")
+    keys = {writer: writer_key(dashboard.home, writer) for writer in WRITERS}
+    Recorder(
+        feeder.store,
+        engine,
+        clock=time.time,
+        stop=threading.Event(),
+        is_genuine=lambda asked, run: not not_genuine(asked, run, keys),
+    ).record_once()
+    engine.dispose()
+
+
 def _sign_in(page: Page, who: str) -> None:
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("heading", name="Who are you?")).to_be_visible()
@@ -79,7 +98,7 @@ def test_a_viewer_sees_and_cannot_act_an_approver_can(
     for name in ("Approve…", "Reject…", "Ask"):
         expect(page.get_by_role("button", name=name)).to_be_disabled()
     expect(
-        page.get_by_text("This takes the role approver or higher; yours is viewer.")
+        page.get_by_text("This takes the role approver or higher; yours is viewer.").first
     ).to_be_visible()
 
     page.get_by_role("button", name="Sign out").click()
@@ -95,6 +114,19 @@ def test_a_viewer_sees_and_cannot_act_an_approver_can(
         15.0,
         "a decision by whoever is signed in",
     )
+    record(dashboard, feeder)
+    _record_notes(dashboard, feeder)
+    visit(page, dashboard, "history", feeder, "&audit=1")
+    rows = page.get_by_role("table", name="Audit").locator("tbody tr")
+    for who, what in (
+        ("vera@example.org", "signed in"),
+        ("vera@example.org", "signed out"),
+        ("lea@example.org", "signed in"),
+    ):
+        expect(rows.filter(has_text=who).filter(has_text=what).first).to_contain_text("done")
+    assert page.get_by_text("may be forged").count() == 0
+    page.get_by_role("button", name="Verify the chain").click()
+    expect(page.get_by_text("Unbroken")).to_be_visible()
 
 
 def test_without_a_role_there_is_no_page(
