@@ -7,7 +7,7 @@ import streamlit as st
 
 from app import context, dialogs
 from app.commands import mint
-from app.components.parts import Tile, heading, tiles
+from app.components.parts import Tile, linked_heading, tiles
 from app.components.registry import mount
 from app.figures import gpu_series
 from app.incident_parts import timeline
@@ -36,7 +36,7 @@ def gpu_detail(snapshot: LiveSnapshot, state: RunState, looks: Looks, gpu: str |
         st.caption(f"This run has no GPU {gpu}.")
         return
     slot = slot_of(gpu)
-    heading(f"GPU {gpu}")
+    linked_heading(f"GPU {gpu}", "gpu_link", run=state.run, gpu=gpu)
     look = list(CELL_LOOKS.values())[looks[record.rack][slot]]
     tiles(_tiles(record, slot, look.word), "gpu_tiles")
     chart, told = st.columns([3, 2], gap="medium")

@@ -172,6 +172,20 @@ def focus_on(label: str, key: str) -> None:
     mount("focus", {"label": label}, key, height=1)
 
 
+def linked_heading(text: str, key: str, **query: str) -> None:
+    """A heading with a button that copies the address of this page with `query`."""
+    name, link = st.columns([5, 1], vertical_alignment="bottom")
+    with name:
+        heading(text)
+    with link:
+        copy_link(key, **query)
+
+
+def copy_link(key: str, **query: str) -> None:
+    """A button that copies the address of this page with `query`."""
+    mount("link", dict(query), key)
+
+
 def heading(text: str) -> None:
     """Heading of a section, without the anchor link that Streamlit adds."""
     st.subheader(text, anchor=False)

@@ -23,7 +23,7 @@ PREFIX = "counterpoise"
 PLOTLY_PREFIX = "counterpoise-plotly"
 NAMES = (
     "strip", "tiles", "chart", "shape", "ribbon", "table", "card", "fleet", "focus", "verdict",
-    "timeline", "door",
+    "timeline", "door", "link",
 )  # fmt: skip
 # Plotly writes its style sheet into the document, so its chart cannot live in a shadow root
 OPEN_STYLES = frozenset({"chart"})

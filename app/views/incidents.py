@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import streamlit as st
 
 from app import context, header
-from app.components.parts import Tile, heading, tiles
+from app.components.parts import Tile, heading, linked_heading, tiles
 from app.incident_parts import alternative_table, incident_list, part_table, timeline
 from app.lookback import PastIncidents
 from app.notifier_parts import who_is_told
@@ -89,7 +89,8 @@ def _sums(past: PastIncidents) -> list[Tile]:
 
 
 def _detail(incident: Incident, past: PastIncidents) -> None:
-    heading(incident.title)
+    run = context.selected_run() or ""
+    linked_heading(incident.title, f"link_{incident.id}", run=run, incident=incident.id)
     where = ", ".join(incident.gpus) or "no GPU named"
     st.caption(f"Replica {incident.replica} · {where} · incident {incident.id}")
     timeline(incident, past.until, f"timeline_{incident.id}")

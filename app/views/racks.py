@@ -30,6 +30,9 @@ def render() -> None:
         label_visibility="collapsed",
     )
     st.session_state["racks_shown_lens"] = chosen or "state"
+    if (rack := st.query_params.get("rack")) and rack != st.session_state.get("racks_asked"):
+        # Once: what is typed after the address was opened counts
+        st.session_state["racks_asked"], st.session_state["racks_search"] = rack, f"{rack}/"
     search, states, sort = st.columns([2, 3, 2])
     search.text_input(
         "Search",

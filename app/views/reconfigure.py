@@ -6,7 +6,7 @@ import streamlit as st
 
 from app import context, dialogs, header
 from app.commands import explain, mint
-from app.components.parts import Column, Row, heading, table
+from app.components.parts import Column, Row, copy_link, heading, table
 from app.proposal_card import card_body, card_head
 from app.queries import LiveSnapshot
 from app.run_controls import run_controls
@@ -34,6 +34,9 @@ def _proposals() -> None:
         header.nothing_runs(snapshot.down)
         return
     shown = _shown(snapshot)
+    asked = st.query_params.get("proposal")
+    if asked and all(one.id != asked for one in shown):
+        st.markdown(f"This run has no proposal {asked} among its newest ones; History keeps all.")
     if snapshot.state.status == "paused":
         st.markdown(
             f"**The run is {snapshot.state.status_reason}.** Nothing trains and nothing is "
@@ -46,7 +49,11 @@ def _proposals() -> None:
         )
     for proposal in shown:
         with st.container(border=True):
-            card_head(proposal, proposal.id)
+            head, link = st.columns([6, 1])
+            with head:
+                card_head(proposal, proposal.id)
+            with link:
+                copy_link(f"link_{proposal.id}", run=proposal.run, proposal=proposal.id)
             card_body(proposal, snapshot.state.global_batch, proposal.id)
             if proposal.state == "open":
                 _decide(proposal)

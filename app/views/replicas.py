@@ -7,13 +7,13 @@ from __future__ import annotations
 import streamlit as st
 
 from app import context, header
-from app.components.parts import Tile, heading, table, tiles
+from app.components.parts import Row, Tile, heading, linked_heading, picking_table, table, tiles
 from app.live_shape import live_shape
 from app.queries import LiveSnapshot
 from app.replica_tables import PACE_COLUMNS, pace_rows, unit_table, which_units
 from app.shapes import is_whole, most_pressing
 from app.words import percent, plural, seconds
-from storage.records import RunState
+from storage.records import ReplicaState, RunState
 
 MAX_UNIT_TABLES = 8
 
@@ -29,7 +29,10 @@ def _live() -> None:
         header.nothing_runs(snapshot.down)
         return
     numbers, shape, pace, units, which = (st.container() for _ in range(5))
+    asked = _asked(state)
     pressing = most_pressing(state.replicas, MAX_UNIT_TABLES)[0]
+    if asked is not None:
+        pressing = [asked, *(one for one in pressing if one is not asked)]
     previous = {one.replica: one for one in snapshot.recent.previous}
     with numbers:
         tiles(_numbers(snapshot, state), "replicas_numbers")
@@ -39,9 +42,15 @@ def _live() -> None:
         heading("Pace and share of the batch")
         rows = pace_rows(state, snapshot.racks, previous)
         empty = "No replica has reported yet."
-        table(PACE_COLUMNS, rows, "replicas_pace", label="Pace", empty=empty, max_height=480)
+        _pick(rows, empty, asked)
     with units:
-        heading("Units per slot")
+        if asked is None:
+            heading("Units per slot")
+        else:
+            name, run = str(asked.replica), state.run
+            linked_heading(
+                f"Units per slot, replica {name} first", "units_link", run=run, replica=name
+            )
         st.caption(
             "Who holds how many units of each family: query heads (attention), blocks of columns "
             "(mlp), blocks of rows (vocab). A dead slot holds none; its units went to live ones. "
@@ -64,6 +73,26 @@ def _live() -> None:
             key = f"which_{name}"
             empty = "No slots."
             table(columns, held, key, label=f"{name}: which units", empty=empty, max_height=420)
+
+
+def _asked(state: RunState) -> ReplicaState | None:
+    """The replica that the address names."""
+    name = st.query_params.get("replica")
+    return next((one for one in state.replicas if str(one.replica) == name), None)
+
+
+def _pick(rows: list[Row], empty: str, asked: ReplicaState | None) -> None:
+    """The pace of every replica; a click puts its units on top."""
+    selected = str(asked.replica) if asked else None
+    picked = picking_table(
+        PACE_COLUMNS, rows, "replicas_pace", label="Pace", empty=empty, selected=selected,
+        max_height=480,
+    )  # fmt: skip
+    if picked is None or picked == st.session_state.get("replica_picked"):
+        return
+    st.session_state["replica_picked"] = picked
+    st.query_params["replica"] = picked
+    st.rerun(scope="fragment")
 
 
 def _numbers(snapshot: LiveSnapshot, state: RunState) -> list[Tile]:
