@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from collections import deque
+from collections.abc import Callable
 from multiprocessing import AuthenticationError, forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
@@ -63,6 +64,7 @@ class Agent:
         telemetry: devices of this host: caps, slowness, 1 Hz records.
         stop: set from outside to end.
         home: folder that remembers which board sits in which slot; None remembers nothing.
+        entry: where a worker process begins, with the arguments of `worker_main`.
     """
 
     def __init__(
@@ -75,7 +77,9 @@ class Agent:
         telemetry: HostTelemetry,
         stop: threading.Event,
         home: Path | None = None,
+        entry: Callable[..., None] = worker_main,
     ) -> None:
+        self._entry = entry
         self._config_json = msgspec.json.encode(config)
         self._host = host
         self._address = address
@@ -159,7 +163,7 @@ class Agent:
             return
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=worker_main, args=(self._config_json, slot.gpu, store, theirs), name=slot.gpu
+            target=self._entry, args=(self._config_json, slot.gpu, store, theirs), name=slot.gpu
         )
         # Its rack makes room for its watts before it draws any.
         self._telemetry.worker_started(slot.gpu)

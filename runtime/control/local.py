@@ -18,6 +18,7 @@ from runtime.control.agent import Agent
 from runtime.control.controller import Controller
 from runtime.control.instructions import Finish
 from runtime.control.telemetry import HostTelemetry
+from runtime.control.worker_entry import worker_main
 from runtime.errors import CounterpoiseError
 from runtime.plan.manifest import Start
 from storage.live.port import LiveStore
@@ -35,6 +36,7 @@ class LocalRun:
         home: folder for the journal.
         store: live store to publish to, or None.
         begin: the checkpoint to go on from, and a word on that (`runtime.engine.resume`).
+        entry: where a worker process begins.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class LocalRun:
         run: str = "local",
         store: LiveStore | None = None,
         begin: tuple[Start, str] = (Start(), ""),
+        entry: Callable[..., None] = worker_main,
     ) -> None:
         self.run = run
         self.entries: list[Any] = []
@@ -63,6 +66,7 @@ class LocalRun:
             key=key,
             telemetry=self.telemetry,
             stop=self._stop,
+            entry=entry,
         )
         self._finish: Finish | None = None
         self._threads = [

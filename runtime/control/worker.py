@@ -25,6 +25,7 @@ from runtime.control import messages as m
 from runtime.control.channel import Channel
 from runtime.engine.checkpoint import PartCopy, write_part
 from runtime.engine.engine import Engine
+from runtime.engine.fail_points import FailPoints
 from runtime.engine.finite import NotFinite
 from runtime.engine.state_hash import Difference
 from runtime.engine.step import NonFiniteError
@@ -57,9 +58,16 @@ class Worker:
         config: the run's configuration.
         gpu: GPU id `rack/slot`.
         connection: pipe to the agent.
+        fail_points: where faults are injected, in tests.
     """
 
-    def __init__(self, config: Config, gpu: str, connection: Connection) -> None:
+    def __init__(
+        self,
+        config: Config,
+        gpu: str,
+        connection: Connection,
+        fail_points: FailPoints | None = None,
+    ) -> None:
         self._config = config
         self._gpu = gpu
         self._connection = connection
@@ -78,7 +86,7 @@ class Worker:
         self._wanted: _SaveTo | None = None
         self._corrupt = False
         self._progress_at = time.perf_counter()
-        self._engine = Engine(config, gpu, abort=self._abort)
+        self._engine = Engine(config, gpu, abort=self._abort, fail_points=fail_points)
 
     def run(self, store: tuple[str, int]) -> None:
         """Serve; connects to the rendezvous first, so that no generation waits for that."""
@@ -325,7 +333,11 @@ def _differing(plan: GenerationPlan, found: Difference | None) -> m.StatesDiffer
 
 
 def worker_main(
-    config_json: bytes, gpu: str, store: tuple[str, int], connection: Connection
+    config_json: bytes,
+    gpu: str,
+    store: tuple[str, int],
+    connection: Connection,
+    fail_points: FailPoints | None = None,
 ) -> None:
     """Entry of a forked worker process. Exits 1 after telling the agent why it could not go on."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -334,7 +346,8 @@ def worker_main(
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {gpu} %(message)s")
     channel = Channel(connection)
     try:
-        worker = Worker(msgspec.json.decode(config_json, type=Config), gpu, connection)
+        config = msgspec.json.decode(config_json, type=Config)
+        worker = Worker(config, gpu, connection, fail_points)
         worker.run(store)
     except CounterpoiseError as error:
         channel.send(m.encode(m.WorkerFailed(gpu=gpu, reason=str(error) or type(error).__name__)))
