@@ -50,10 +50,10 @@ def _incidents(run: str) -> None:
         st.session_state["incident_picked"] = picked
         st.query_params["incident"] = picked
         st.rerun(scope="fragment")
-    if not known:
-        return
     if asked and asked not in known:
         st.markdown(f"This run has no incident {asked}.")
+    if not known:
+        return
     newest = max(known.values(), key=lambda one: (one.is_open, one.begin))
     _detail(known.get(asked or "", newest), past)
 
