@@ -95,6 +95,9 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     seed: int = 0
     sync: Literal["direct", "reshard"] = "direct"
     fractional: Literal["auto", "on", "off"] = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    dropout: float = 0.0
+    activation_checkpointing: bool = False
     bucket_mb: float = 4.0
     state_hash_every: int = 50
     non_finite: Literal["skip", "stop"] = "skip"
@@ -109,6 +112,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             _require(getattr(self, key) >= 0, key, getattr(self, key), "0 or more")
         for key in ("lr", "clip_norm", "bucket_mb", "eps"):
             _require(0 < getattr(self, key) < math.inf, key, getattr(self, key), "more than 0")
+        _require(0 <= self.dropout < 1, "dropout", self.dropout, "0 or more, below 1")
         _require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"0 to lr ({self.lr})")
         _require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "0 or more")
         _require(
@@ -211,11 +215,14 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     every_steps: at multiples of so many steps. every_s: so many seconds after the last one began;
     0 switches either off. keep: how many are kept; older ones go once a newer one is sealed.
+    start: folder of a checkpoint to begin with instead of random weights; a run that goes on from a
+        checkpoint of its own does so only if that one began there too.
     """
 
     every_steps: int = 0
     every_s: float = 0.0
     keep: int = 2
+    start: str = ""
 
     def __post_init__(self) -> None:
         _require(self.every_steps >= 0, "every_steps", self.every_steps, "0 (off) or more")

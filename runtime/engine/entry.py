@@ -137,7 +137,7 @@ def prepare_stepper(
             family: shares_by_slot(seat.replica.holders, family, (slot,))[slot]
             for family in STORED_FAMILIES
         }
-        slot_model = SlotModel(model, state, groups.replica, train.seq_len, shares)
+        slot_model = SlotModel(model, state, groups.replica, train, shares)
         slot_model.on_gradient(sync.ready)
     return Stepper(
         train=train,

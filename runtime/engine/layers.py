@@ -101,8 +101,9 @@ def rotate(heads: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
 
     heads: `(batch, time, heads, head_dim)`; angles: complex `(time, 1, head_dim / 2)` of modulus 1.
     """
-    pairs = torch.view_as_complex(heads.unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * angles).flatten(-2)
+    exact = heads.to(angles.real.dtype)
+    pairs = torch.view_as_complex(exact.unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * angles).flatten(-2).to(heads.dtype)
 
 
 def rotary_angles(

@@ -7,22 +7,25 @@ product each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-from runtime.config import ModelConfig
+from runtime.config import ModelConfig, TrainConfig
+from runtime.engine.blocks import Drop, Heads, Mlp
+from runtime.engine.dropout import Dropout
 from runtime.engine.finite import Probe
 from runtime.engine.group import Group
 from runtime.engine.layers import (
     NormIntoReplica,
     SumOverReplica,
     VocabParallelLoss,
-    causal_attention,
     rotary_angles,
-    rotate,
 )
 from runtime.engine.parts import Cut, Parts
 from runtime.engine.state import State
@@ -42,6 +45,18 @@ _LEAVES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """A micro-batch: which of the replica's samples it begins with, and its samples' numbers in
+    the run, int64 `(batch,)`."""
+
+    first: int
+    numbers: torch.Tensor
+
+
+_Block = Callable[[torch.Tensor, int, _Samples], torch.Tensor]
+
+
 class SlotModel:
     """Forward pass of one slot over `state`; `group` is the replica's tensor-parallel group."""
 
@@ -50,7 +65,7 @@ class SlotModel:
         model: ModelConfig,
         state: State,
         group: Group,
-        seq_len: int,
+        train: TrainConfig,
         shares: Mapping[str, SlotShare] = MappingProxyType({}),
     ) -> None:
         """shares: how this slot works on each stored family; none given: on all units it holds."""
@@ -62,12 +77,16 @@ class SlotModel:
         self._bind(state)
         held = state.layout.held
         self._device = device = state.params.device
-        self._heads = _Heads(model, held["attention"], held["kv"], device)
+        self._dropout = Dropout(train.dropout, train.seed) if train.dropout else None
+        self._half = train.precision == "bf16"
+        self._recomputes = train.activation_checkpointing
+        self._heads = Heads(model, held["attention"], held["kv"], device)
+        self._blocks = Mlp(held["mlp"], device)
         self._attention_parts = _shared(shares.get("attention"), device)
         self._mlp_parts = _shared(shares.get("mlp"), device)
         self._cut(held)
         self._angles = rotary_angles(
-            seq_len, model.head_dim, model.rope_theta, device, state.params.dtype
+            train.seq_len, model.head_dim, model.rope_theta, device, state.params.dtype
         )
         rows = torch.full((len(held["vocab"]), model.vocab_block), -1)
         local = torch.full((model.vocab + model.vocab_block,), -1)
@@ -99,12 +118,12 @@ class SlotModel:
         """Where the parts of shared families lie in their leaves."""
         model, heads, kv = self._model, held["attention"], held["kv"]
         if self._attention_parts is not None:
-            self._part_heads: list[_Heads] = []
+            self._part_heads: list[Heads] = []
             rows: list[list[int]] = []
             outputs: list[list[int]] = []
             for part in self._attention_parts.parts:
                 needed = tuple(sorted({kv_head(model, head) for head in part.units}))
-                self._part_heads.append(_Heads(model, part.units, needed, self._device))
+                self._part_heads.append(Heads(model, part.units, needed, self._device))
                 queries = [heads.index(head) for head in part.units]
                 keys = [len(heads) + kv.index(head) for head in needed]
                 outputs.append(queries)
@@ -113,6 +132,7 @@ class SlotModel:
             self._cut_wo = Cut(outputs, len(heads), model.head_dim)
         if self._mlp_parts is not None:
             blocks = held["mlp"]
+            self._part_blocks = [Mlp(p.units, self._device) for p in self._mlp_parts.parts]
             mine = [[blocks.index(unit) for unit in part.units] for part in self._mlp_parts.parts]
             both = [[*rows, *(row + len(blocks) for row in rows)] for rows in mine]
             self._cut_gate_up = Cut(both, 2 * len(blocks), model.mlp_block)
@@ -124,31 +144,54 @@ class SlotModel:
             numbers = self._numbers[key]
             leaf.register_post_accumulate_grad_hook(lambda _, n=numbers: ready(n))
 
-    def loss(self, tokens: torch.Tensor, first: int = 0) -> torch.Tensor:
+    def loss(self, tokens: torch.Tensor, first: int, number: int) -> torch.Tensor:
         """Summed cross entropy of one micro-batch, the same on every slot of the replica.
 
-        tokens: `(batch, seq_len + 1)`; position t predicts t + 1. first: number of the first sample
-        among the replica's samples of the step. Every slot of the replica must call it, and run
-        backward on the result, in the same order.
+        Args:
+            tokens: `(batch, seq_len + 1)`; position t predicts t + 1.
+            first: which of the replica's samples of the step the first one is.
+            number: which of the run's.
+
+        Every slot of the replica must call it, and run backward on the result, in the same order.
         """
+        samples = torch.arange(number, number + len(tokens), device=tokens.device)
+        at = _Samples(first, samples)
         rows = self._row_of_token[tokens]
-        x = self._embed(rows[:, :-1])
-        for layer in range(self._model.num_layers):
-            x = x + self._summed(self._attention(x, layer, first), layer, 0)
-            x = x + self._summed(self._mlp(x, layer, first), layer, 1)
-        hidden = self._norm(x, "final_norm", -1)
-        head = self._leaves["embed" if self._model.tied else "head", -1]
-        logits = functional.linear(hidden.flatten(0, 1), head)
-        targets = rows[:, 1:].flatten()
-        loss = VocabParallelLoss.apply(logits, targets, self._num_padded, self._group)
+        with self._precision():
+            x = self._embed(rows[:, :-1])
+            for layer in range(self._model.num_layers):
+                for block, compute in enumerate((self._attention, self._mlp)):
+                    partial = self._partial(compute, x, layer, at)
+                    if self.probe is not None:
+                        self.probe.block(layer, block, partial)
+                    x = x + SumOverReplica.apply(partial, self._group)
+            hidden = self._norm(x, "final_norm", -1)
+            head = self._leaves["embed" if self._model.tied else "head", -1]
+            logits = functional.linear(hidden.flatten(0, 1), head).to(x.dtype)
+            targets = rows[:, 1:].flatten()
+            loss = VocabParallelLoss.apply(logits, targets, self._num_padded, self._group)
         if self.probe is not None:
             self.probe.loss(loss)
         return loss
 
-    def _summed(self, partial: torch.Tensor, layer: int, block: int) -> torch.Tensor:
-        if self.probe is not None:
-            self.probe.block(layer, block, partial)
-        return SumOverReplica.apply(partial, self._group)
+    def _precision(self) -> AbstractContextManager[None]:
+        """Products in bfloat16 if set so; parameters, residual stream and sums stay as they are."""
+        if not self._half:
+            return nullcontext()
+        return torch.autocast(self._device.type, torch.bfloat16)
+
+    def _partial(self, compute: _Block, x: torch.Tensor, layer: int, at: _Samples) -> torch.Tensor:
+        """What `compute` gives on this slot, computed again in backward if set so.
+
+        Nothing but what lies between two collectives is: the slots' order of collectives, and every
+        bit, stay as they are without recomputation.
+        """
+        if not self._recomputes:
+            return compute(x, layer, at)
+        out: torch.Tensor = checkpoint(
+            compute, x, layer, at, use_reentrant=False, preserve_rng_state=False
+        )
+        return out
 
     def _norm(self, x: torch.Tensor, leaf: str, layer: int) -> torch.Tensor:
         return NormIntoReplica.apply(
@@ -166,61 +209,44 @@ class SlotModel:
             out = functional.embedding(rows.clamp(min=0), table) * here
         return SumOverReplica.apply(out, self._group)
 
-    def _attention(self, x: torch.Tensor, layer: int, first: int) -> torch.Tensor:
+    def _attention(self, x: torch.Tensor, layer: int, at: _Samples) -> torch.Tensor:
         """This slot's partial attention output `(batch, time, hidden)`."""
         normed = self._norm(x, "attn_norm", layer)
         wqkv, wo = self._leaves["wqkv", layer], self._leaves["wo", layer]
+        drop, angles = self._drop(layer, "attention"), self._angles
         if self._attention_parts is None:
-            return self._heads.attend(normed, wqkv, wo, self._angles)
+            return self._heads.attend(normed, wqkv, wo, angles, drop(at.numbers))
         cut, cut_out, heads = self._cut_qkv(wqkv), self._cut_wo(wo), self._part_heads
         return self._attention_parts.apply(
-            normed, first, lambda n, some: heads[n].attend(some, cut[n], cut_out[n], self._angles)
+            normed,
+            at.first,
+            lambda n, some, which: heads[n].attend(
+                some, cut[n], cut_out[n], angles, drop(at.numbers[which])
+            ),
         )
 
-    def _mlp(self, x: torch.Tensor, layer: int, first: int) -> torch.Tensor:
+    def _mlp(self, x: torch.Tensor, layer: int, at: _Samples) -> torch.Tensor:
         """This slot's partial MLP output `(batch, time, hidden)`."""
         normed = self._norm(x, "mlp_norm", layer)
         gate_up, down = self._leaves["gate_up", layer], self._leaves["down", layer]
+        drop = self._drop(layer, "mlp")
         if self._mlp_parts is None:
-            return _swiglu(normed, gate_up, down)
-        cut, cut_down = self._cut_gate_up(gate_up), self._cut_down(down)
+            return self._blocks.apply(normed, gate_up, down, drop(at.numbers))
+        cut, cut_down, blocks = self._cut_gate_up(gate_up), self._cut_down(down), self._part_blocks
         return self._mlp_parts.apply(
-            normed, first, lambda number, some: _swiglu(some, cut[number], cut_down[number])
+            normed,
+            at.first,
+            lambda n, some, which: blocks[n].apply(
+                some, cut[n], cut_down[n], drop(at.numbers[which])
+            ),
         )
 
-
-class _Heads:
-    """Attention over some query heads and the key/value heads that they read."""
-
-    def __init__(
-        self, model: ModelConfig, heads: Sequence[int], kv: Sequence[int], device: torch.device
-    ) -> None:
-        self._num_heads, self._num_kv, self._head_dim = len(heads), len(kv), model.head_dim
-        position = {head: index for index, head in enumerate(kv)}
-        reads = [position[kv_head(model, head)] for head in heads]
-        self._kv_index = (
-            None if reads == list(range(len(kv))) else torch.tensor(reads, device=device)
-        )
-
-    def attend(
-        self, normed: torch.Tensor, wqkv: torch.Tensor, wo: torch.Tensor, angles: torch.Tensor
-    ) -> torch.Tensor:
-        """normed: `(batch, time, hidden)`; wqkv: rows of queries, keys, values; wo: of queries."""
-        heads, kv = self._num_heads, self._num_kv
-        qkv = functional.linear(normed, wqkv)
-        if heads:
-            qkv = qkv.unflatten(-1, (heads + 2 * kv, self._head_dim))
-            turned = rotate(qkv[:, :, : heads + kv], angles)
-            key, value = turned[:, :, heads:], qkv[:, :, heads + kv :]
-            if self._kv_index is not None:
-                key, value = key[:, :, self._kv_index], value[:, :, self._kv_index]
-            qkv = causal_attention(turned[:, :, :heads], key, value).flatten(2)
-        return qkv @ wo
-
-
-def _swiglu(normed: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    gate, up = functional.linear(normed, gate_up).chunk(2, dim=-1)
-    return (functional.silu(gate) * up) @ down
+    def _drop(self, layer: int, family: str) -> Callable[[torch.Tensor], Drop | None]:
+        """What drops activations of `family`, given the numbers of the samples; None: nothing."""
+        dropout = self._dropout
+        if dropout is None:
+            return lambda numbers: None
+        return lambda numbers: lambda x, units: dropout(x, layer, family, units, numbers)
 
 
 def _shared(share: SlotShare | None, device: torch.device) -> Parts | None:

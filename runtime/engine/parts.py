@@ -48,23 +48,23 @@ class Parts:
         self,
         x: torch.Tensor,
         first: int,
-        compute: Callable[[int, torch.Tensor], torch.Tensor],
+        compute: Callable[[int, torch.Tensor, torch.Tensor | slice], torch.Tensor],
     ) -> torch.Tensor:
         """Sum of all parts' outputs, each on its own samples; shape of `x`.
 
-        compute: (number of the part, its samples of `x`) -> its output for them.
+        compute: (number of the part, its samples of `x`, which those are) -> its output for them.
         """
         out: torch.Tensor | None = None
         for number, part in enumerate(self.parts):
             if part.turns is None:
-                out = compute(number, x)
+                out = compute(number, x, slice(None))
                 continue
             samples = self.samples(number, first, x.shape[0])
             if not len(samples):
                 continue
             if out is None:
                 out = torch.zeros_like(x)
-            out.index_add_(0, samples, compute(number, x.index_select(0, samples)))
+            out.index_add_(0, samples, compute(number, x.index_select(0, samples), samples))
         # Not plain zeros: backward must reach the norm before, whose collective all slots call.
         return x * 0.0 if out is None else out
 

@@ -1,10 +1,13 @@
 """The yardstick: the same logical model and training loop in one process, written independently.
 
 Full weights, plain autograd, `torch.optim.AdamW`. It shares with the engine only what defines the
-run: initial rows, text, learning rate, clipping rule. Tests and `bench parity` compare against it.
+run: initial rows, text, dropout masks, learning rate, clipping rule. Tests and `bench parity`
+compare against it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,9 +15,13 @@ from torch.nn import functional
 
 from runtime.config import Config, ModelConfig
 from runtime.engine.data import Text
+from runtime.engine.dropout import Dropout
 from runtime.engine.optimizer import clip_factor, learning_rate
 from runtime.engine.state import initial_row
 from runtime.layout.units import num_units, parameters
+
+# Drops values of `(batch, time, all units * width)`, given the layer and the family.
+Drop = Callable[[Tensor, int, str], Tensor]
 
 
 class Reference:
@@ -53,7 +60,9 @@ class Reference:
         tokens = self._text.samples(first, first + train.global_batch)
         self._optimizer.zero_grad()
         loss = functional.cross_entropy(
-            logits(self._config.model, self.params, tokens[:, :-1]).flatten(0, 1),
+            logits(self._config.model, self.params, tokens[:, :-1], self._drop(first)).flatten(
+                0, 1
+            ),
             tokens[:, 1:].flatten(),
         )
         loss.backward()
@@ -67,6 +76,20 @@ class Reference:
         self.step_number += 1
         return loss.item(), norm
 
+    def _drop(self, first: int) -> Drop | None:
+        """Drops from all units of a family at once; `first` is the step's first sample."""
+        train = self._config.train
+        if not train.dropout:
+            return None
+        dropout = Dropout(train.dropout, train.seed)
+        samples = torch.arange(first, first + train.global_batch)
+
+        def drop(x: Tensor, layer: int, family: str) -> Tensor:
+            units = torch.arange(num_units(self._config.model, family))
+            return dropout(x, layer, family, units, samples)
+
+        return drop
+
     def skip(self) -> None:
         """Pass over a step, not the first, as if it had not been finite: it counts all the same."""
         for state in self._optimizer.state.values():
@@ -74,17 +97,23 @@ class Reference:
         self.step_number += 1
 
 
-def logits(model: ModelConfig, params: dict[tuple[str, int], Tensor], tokens: Tensor) -> Tensor:
+def logits(
+    model: ModelConfig,
+    params: dict[tuple[str, int], Tensor],
+    tokens: Tensor,
+    drop: Drop | None = None,
+) -> Tensor:
     """Logits `(batch, time, vocab)` of tokens `(batch, time)`."""
     embed = params["embed", -1].flatten(0, 1)[: model.vocab]
     head = embed if model.tied else params["head", -1].flatten(0, 1)[: model.vocab]
     x = functional.embedding(tokens, embed)
     for layer in range(model.num_layers):
         weights = {name: params[name, at] for name, at in params if at == layer}
-        x = x + _attention(model, weights, _norm(model, x, weights["attn_norm"]))
+        x = x + _attention(model, weights, _norm(model, x, weights["attn_norm"]), layer, drop)
         hidden = _norm(model, x, weights["mlp_norm"])
         gate, up, down = (weights[name].flatten(0, 1) for name in ("gate", "up", "down"))
-        x = x + (functional.silu(hidden @ gate.T) * (hidden @ up.T)) @ down
+        inner = functional.silu(hidden @ gate.T) * (hidden @ up.T)
+        x = x + (drop(inner, layer, "mlp") if drop else inner) @ down
     return _norm(model, x, params["final_norm", -1]) @ head.T
 
 
@@ -92,14 +121,19 @@ def _norm(model: ModelConfig, x: Tensor, weight: Tensor) -> Tensor:
     return functional.rms_norm(x, (model.hidden,), weight[0], model.norm_eps)
 
 
-def _attention(model: ModelConfig, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+def _attention(
+    model: ModelConfig, weights: dict[str, Tensor], x: Tensor, layer: int, drop: Drop | None
+) -> Tensor:
     query, key, value = (
         torch.einsum("btd,hed->bhte", x, weights[name]) for name in ("wq", "wk", "wv")
     )
     out = functional.scaled_dot_product_attention(
         _rotate(model, query), _rotate(model, key), value, is_causal=True, enable_gqa=True
     )
-    return torch.einsum("bhte,hed->btd", out, weights["wo"])
+    out = out.transpose(1, 2).flatten(2)
+    if drop is not None:
+        out = drop(out, layer, "attention")
+    return out @ weights["wo"].flatten(0, 1)
 
 
 def _rotate(model: ModelConfig, heads: Tensor) -> Tensor:

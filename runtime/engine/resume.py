@@ -14,7 +14,7 @@ from runtime.plan.manifest import Manifest, Start
 _FREE = frozenset(
     {
         "steps", "micro_batch", "bucket_mb", "state_hash_every", "sync", "fractional", "non_finite",
-        "max_skipped",
+        "max_skipped", "activation_checkpointing",
     }
 )  # fmt: skip
 

@@ -216,7 +216,7 @@ class Stepper:
         for start in range(first, last, self.train.micro_batch):
             stop = min(start + self.train.micro_batch, last)
             tokens = self.text.samples(start, stop).to(self.state.params.device)
-            loss = self.model.loss(tokens, start - first)
+            loss = self.model.loss(tokens, start - first, start)
             total = loss.detach() if total is None else total + loss.detach()
             if stop == last:
                 self.at(Point.AFTER_FORWARD)

@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from runtime.engine import (
+    blocks,
     engine,
     entry,
     layers,
@@ -321,9 +322,13 @@ DEFECTS = (
     Defect("initial weights differ on one rank", state, "initial_row", seed_by_rank),
     Defect("a sharer takes its turn too late", parts.Parts, "samples", forget_turns_of_a_slot),
     Defect("sharers all take every sample", parts.Parts, "samples", all_samples),
+    Defect("only one of a unit's sharers is summed", layout_sync, "_rank_rows",
+           result(lambda rows, *_: rows[:1])),
+    Defect("a part works with another part's rows", parts.Cut, "__init__", swap_parts),
+    Defect("a slot without a turn leaves backward out", parts.Parts, "apply", leave_out_when_idle),
     Defect("backward forgets the other slots", layers.NormIntoReplica, "backward", local_backward),
     Defect("padded vocabulary rows count", layers.VocabParallelLoss, "forward", unmasked_padding),
-    Defect("all query heads read one key/value head", model._Heads, "__init__", first_kv_head),
+    Defect("all query heads read one key/value head", blocks.Heads, "__init__", first_kv_head),
     Defect("norms decay", state.StateLayout, "__init__", decay_norms),
     Defect("moved rows in the wrong order", move, "_unpack", unpack_backwards),
     Defect("moments do not move", move, "_unpack", moments_stay),
