@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import streamlit as st
 
@@ -15,7 +17,7 @@ from app.palette import CELL_LOOKS
 from app.queries import LiveSnapshot
 from app.shapes import Looks, slot_of
 from app.tables import event_table
-from app.words import number
+from app.words import DASH, number
 from storage.records import Fault, RackRecord, RunState
 
 PANELS = (
@@ -71,7 +73,7 @@ def _told(snapshot: LiveSnapshot, gpu: str) -> None:
 def _tiles(record: RackRecord, slot: int, word: str) -> list[Tile]:
     value = {
         name: float(record.column(name)[slot])
-        for name in ("power_w", "cap_w", "temp_c", "util", "clock_mhz", "step_s")
+        for name in ("power_w", "cap_w", "temp_c", "util", "clock_mhz", "step_s", "ecc")
     }
     over = value["cap_w"] - record.normal_cap_w
     cap = f"cap {number(value['cap_w'])} W" + (f", boost {over:+.0f} W" if over > 1 else "")
@@ -85,7 +87,16 @@ def _tiles(record: RackRecord, slot: int, word: str) -> list[Tile]:
         Tile(label="Utilisation", value=number(100 * value["util"]), unit="%"),
         Tile(label="Clock", value=number(value["clock_mhz"]), unit="MHz"),
         Tile(label="Its share of a step", value=number(own, 2), unit="s", sub=pace),
+        _ecc(value["ecc"], record.emulated),
     ]
+
+
+def _ecc(errors: float, emulated: bool) -> Tile:
+    label, title = "ECC errors", "uncorrected, as the health sources count them"
+    if math.isfinite(errors):
+        return Tile(label=label, value=number(errors), sub="uncorrected", title=title)
+    why = "an emulated device has none" if emulated else "no health source counts them"
+    return Tile(label=label, value=DASH, sub=f"no data: {why}", title=title)
 
 
 def _chart(records: list[RackRecord], slot: int) -> None:

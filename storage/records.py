@@ -61,7 +61,8 @@ class RackRecord(_Record, frozen=True, kw_only=True):
     states: one byte per GPU, an index into `GPU_STATES`. step_s: the GPU's own compute share of
     the last step (emulated or measured), 0 when it does not train. emulated: pace, power and
     temperature come from a model, not a device. cap_w: 0 for a GPU that draws nothing; the others
-    add up to at most budget_w. NaN where the device does not know a number. backend: who reads and
+    add up to at most budget_w. NaN where the device does not know a number. ecc: uncorrected ECC
+    errors counted; b"" where no health source counts them. backend: who reads and
     sets caps ("emulated", "nvml", "nvml_read_only", "dry_run": none is really set, "absent").
     notice: what stands in the way of setting caps, with the fix, else what limits them; "" nothing.
     """
@@ -80,6 +81,7 @@ class RackRecord(_Record, frozen=True, kw_only=True):
     util: bytes
     clock_mhz: bytes
     step_s: bytes
+    ecc: bytes = b""
     backend: str = ""
     notice: str = ""
     schema: int = SCHEMA
@@ -96,9 +98,13 @@ class RackRecord(_Record, frozen=True, kw_only=True):
                     f"`{name}` has {len(getattr(self, name))} bytes; "
                     f"expected one float32 for each of {num_gpus} GPUs"
                 )
+        if len(self.ecc) not in (0, 4 * num_gpus):
+            raise ValueError(f"`ecc` has {len(self.ecc)} bytes; expected none or {4 * num_gpus}")
 
     def column(self, name: str) -> npt.NDArray[np.float32]:
         """Column `name` (for example "power_w") as float32 of shape (gpus,)."""
+        if name == "ecc" and not self.ecc:
+            return np.full(self.num_gpus, np.nan, "<f4")
         return np.frombuffer(getattr(self, name), dtype="<f4")
 
     def state_names(self) -> tuple[GpuState, ...]:

@@ -42,6 +42,7 @@ class Lens:
     high: float | None = None
     colour: str = BOOSTED
     relative: bool = False
+    rounded_to: float = 100.0
 
 
 LENSES: tuple[Lens, ...] = (
@@ -69,6 +70,14 @@ LENSES: tuple[Lens, ...] = (
         colour=DEGRADED,
         relative=True,
     ),
+    Lens(
+        id="ecc",
+        label="ECC",
+        unit="uncorrected errors",
+        column="ecc",
+        colour=FAILED,
+        rounded_to=1.0,
+    ),
 )
 
 
@@ -85,11 +94,12 @@ def pack(
         racks = {name: record for name, record in racks.items() if name in shown}
     records = list(racks.values())
     values = [_column(record, lens) for record in records]
+    known = [column for column in values if column is not None]
     high = lens.high
     if high is None:
-        present = [column.max() for column in values if column is not None and len(column)]
-        high = max([float(value) for value in present if np.isfinite(value)], default=1.0) or 1.0
-        high = float(np.ceil(high / 100) * 100)
+        present = [float(column[np.isfinite(column)].max(initial=0)) for column in known]
+        high = max(present, default=0.0) or 1.0
+        high = float(np.ceil(high / lens.rounded_to) * lens.rounded_to)
     head = {
         "racks": [_head(record) for record in records],
         "tray": TRAY,
@@ -101,6 +111,7 @@ def pack(
             "high": high,
             "digits": lens.digits,
             "colour": lens.colour,
+            "none": "" if any(map(_has_value, known)) else _nothing_known(lens, records),
         },
         "selected": selected,
         "over": FAILED,
@@ -131,6 +142,21 @@ def fleet_map(
     blob = pack(racks, looks, lens, selected, shown)
     picked = mount("fleet", blob, key, on_gpu_change=_nothing).gpu
     return picked if isinstance(picked, str) else None
+
+
+def _has_value(column: npt.NDArray[np.float32]) -> bool:
+    return bool(np.isfinite(column).any())
+
+
+def _nothing_known(lens: Lens, records: list[RackRecord]) -> str:
+    """What stands in the legend where no GPU has a value."""
+    if lens.column is None or not records:
+        return ""
+    if lens.id != "ecc":
+        return "No data: no GPU has reported this yet."
+    if all(record.emulated for record in records):
+        return "No data: emulated devices have no memory that could count ECC errors."
+    return "No data: no health source here counts ECC errors; NVML, nvidia-smi and DCGM do."
 
 
 def _column(record: RackRecord, lens: Lens) -> npt.NDArray[np.float32] | None:

@@ -108,6 +108,7 @@ class Agent:
         self._watch = open_watch(
             config.health, self.gpus, self._observed, home, real=config.cluster.device != "emulated"
         )
+        telemetry.count_ecc(self._watch.ecc)
 
     @property
     def gpus(self) -> tuple[str, ...]:

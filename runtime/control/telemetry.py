@@ -89,6 +89,7 @@ class HostTelemetry:
         self._last_step_at = 0.0
         self._last_step_s = 0.0
         self._store_away = False
+        self._ecc: Callable[[], Mapping[str, int]] = dict
 
     # what the agent tells --------------------------------------------------------------------
 
@@ -112,6 +113,10 @@ class HostTelemetry:
             for gpu, state in states.items():
                 if gpu in self._gpus:
                     self._gpus[gpu].verdict = state
+
+    def count_ecc(self, ecc: Callable[[], Mapping[str, int]]) -> None:
+        """From now on show the uncorrected ECC errors that `ecc()` tells by GPU."""
+        self._ecc = ecc
 
     def generation_entered(self, plan: GenerationPlan) -> None:
         with self._lock:
@@ -210,6 +215,8 @@ class HostTelemetry:
         entries = [self._gpus[gpu] for gpu in gpus]
         ledger, offer = self.power.ledger(rack.name), self.power.offer()
         limit = limit_words(ledger.limited_by())
+        counted = self._ecc()
+        ecc = np.asarray([counted.get(gpu, np.nan) for gpu in gpus], dtype="<f4")
         caps_w = np.where(ledger.powered, [readings[gpu].cap_w for gpu in gpus], 0.0)
 
         def packed(name: str) -> bytes:
@@ -231,6 +238,7 @@ class HostTelemetry:
             util=packed("util"),
             clock_mhz=packed("clock_mhz"),
             step_s=np.asarray([entry.share_s for entry in entries], dtype="<f4").tobytes(),
+            ecc=ecc.tobytes() if np.isfinite(ecc).any() else b"",
             backend=offer.backend,
             notice=offer.obstacle or (f"caps are held back by {limit}" if limit else ""),
         )

@@ -41,6 +41,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     count: how often it happened. line: 1-based line of a file, None without one.
     at: seconds since the epoch, None when the source does not say.
     snapshot: the source's whole word on this GPU now; it replaces what the source said before.
+    ecc: uncorrected ECC errors it counts, None where the source does not say.
     """
 
     source: SourceKind
@@ -57,6 +58,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     at: float | None = None
     text: str = ""
     snapshot: bool = False
+    ecc: int | None = None
 
     @property
     def is_sxid(self) -> bool:

@@ -158,4 +158,5 @@ def judge(
         at=at,
         text=clipped(f"{said}; {reading.lost}" if reading.lost else said),
         snapshot=True,
+        ecc=reading.ecc_uncorrected,
     )

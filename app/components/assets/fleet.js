@@ -202,7 +202,7 @@ function legend(state, theme) {
   data.looks.forEach((code, index) => { if (!data.dim[index]) counts[code] += 1; });
   const parts = data.palette.map((look, code) => counts[code] > 0 && h("span", {}, mark(look), `${look.word} `, h("b", {}, String(counts[code]))));
   const { lens } = data;
-  const scale = lens.id !== "state" && h("span", { class: "muted" }, `${lens.low.toFixed(lens.digits ? 1 : 0)}`,
+  const scale = lens.none ? h("span", {}, lens.none) : lens.id !== "state" && h("span", { class: "muted" }, `${lens.low.toFixed(lens.digits ? 1 : 0)}`,
     h("span", { class: "scale", style: `background:linear-gradient(90deg, ${blend(theme.surface, lens.colour, 0.08)}, ${lens.colour})` }),
     `${lens.high.toFixed(lens.digits ? 1 : 0)} ${lens.unit}`);
   fill(state.legend, [...parts, scale]);

@@ -7,6 +7,7 @@ const CSS = `
   border: 1px solid var(--line); border-radius: 4px; background: var(--st-secondary-background-color); }
 .name { font-weight: 650; font-size: 14px; overflow-wrap: anywhere; }
 .pair { white-space: nowrap; } .pair b { font-weight: 600; display: inline-block; text-align: right; }
+.pair.policy, .pair.policy b { white-space: normal; overflow-wrap: anywhere; text-align: left; }
 .age b { min-width: 3.2em; } .step b { min-width: 3.4em; }
 .banner { margin-top: 6px; padding: 6px 10px; border-radius: 4px; border: 1px solid var(--line); border-left: 4px solid var(--tone, #cb9700); }
 .emulated { border-style: dashed; font-weight: 600; }
@@ -25,7 +26,7 @@ function draw(state) {
     h("span", { class: "name" }, data.name),
     data.status && h("span", { class: "chip", role: "status" }, mark(data.status), data.status.word),
     data.emulated && h("span", { class: "chip emulated", title: "Pace, power and temperature come from a model, not from a device" }, "emulated"),
-    ...data.pairs.map(([label, value]) => pair(label, value, label === "step" ? "step" : "")),
+    ...data.pairs.map(([label, value]) => pair(label, value, label)),
     age !== null && pair(data.ended ? "ended, last data" : "data age", duration(age), "age"),
   ];
   const banners = [];

@@ -59,6 +59,7 @@ class Watch:
         self._lock = threading.Lock()
         self._told: dict[tuple[str, str], tuple[object, ...]] = {}
         self._states: dict[str, SourceState] = {}
+        self._ecc: dict[str, int] = {}
 
     def states(self) -> list[SourceState]:
         """Every source with its state."""
@@ -105,8 +106,17 @@ class Watch:
             self._remember()
             placed = [self._addresses.placed(each) for each in found]
             news = [each for each in placed if self._is_news(each)]
+            self._ecc |= {
+                each.gpu: each.ecc for each in placed if each.gpu and each.ecc is not None
+            }
         for each in news:
             self._sink(each)
+
+    def ecc(self) -> dict[str, int]:
+        """GPU -> uncorrected ECC errors as a source counted them last; those that none knows are
+        left out."""
+        with self._lock:
+            return dict(self._ecc)
 
     def forget(self, gpus: Collection[str]) -> None:
         """What sources last said of these GPUs is news again when they next say it."""
