@@ -27,6 +27,8 @@ _FACILITY = re.compile(
 _PRI = re.compile(r"<\d{1,3}>(?:\d{1,2} )?")
 _KMSG = re.compile(r"(\d{1,6}),(\d+),(\d+),([-c+])[^;]{0,64};")
 _RELATIVE = re.compile(r"\[\s*(\d{1,12}(?:\.\d{1,9})?)\]:?\s?")
+# The task or processor that printed, with CONFIG_PRINTK_CALLER: `[ T1946]`, `[  C12]`.
+_CALLER = re.compile(r"\[\s*[TC]\d{1,10}\]:?\s?")
 _CTIME = re.compile(
     r"\[(?:[A-Z][a-z]{2} )?([A-Z][a-z]{2})\s+(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.\d+)? (\d{4})\]"
     r":?\s?"
@@ -71,6 +73,9 @@ def split_prefix(line: str, year: int) -> Message:
         if stamp is not None:
             at = stamp[0] if at is None else at
             rest, prefixed = stamp[1], True
+        caller = _CALLER.match(rest)
+        if caller is not None and prefixed:
+            rest = rest[caller.end() :]
         tag = _TAG.match(rest)
         if tag is not None:
             rest, prefixed = rest[tag.end() :], True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from runtime.health.nvlink import decode_74, decode_nvlink5
 from runtime.health.observation import normal_pci
 from storage.records import GpuState
 
@@ -27,11 +28,6 @@ _CAUSE = re.compile(r"caused by previous Xid\s+(\d{1,4})", re.IGNORECASE)
 _RECOVERY = re.compile(
     r"recovery action changed from\s+(0x[0-9a-f]+)\s*\(([^)]{0,60})\)\s+to\s+"
     r"(0x[0-9a-f]+)\s*\(([^)]{0,60})\)",
-    re.IGNORECASE,
-)
-_NVLINK5 = re.compile(
-    r"(?P<unit>[A-Z][A-Z0-9_/]{2,40})\s+(?P<severity>Non-?fatal|Fatal)\s+XC(?P<xc>\d)\s+"
-    r"i(?P<injected>\d)\s+Link\s+(?P<link>-?\d{1,3})\s*(?:\((?P<words>[0-9a-fx ,]{0,120})\))?",
     re.IGNORECASE,
 )
 _LINK = re.compile(r"\blink\s+(\d{1,3})", re.IGNORECASE)
@@ -106,9 +102,9 @@ def _decoded_xid(code: int, pci: str, rest: str, text: str) -> Decoded:
     if code == 154:
         subcode, verdict, action = _recovery(body)
     elif 144 <= code <= 150:
-        subcode, verdict = _nvlink5(body)
+        subcode, verdict, action = decode_nvlink5(code, body)
     elif code == 74:
-        subcode, verdict = _nvlink(body)
+        subcode, verdict, action = decode_74(body)
     elif code in (119, 120):
         function = _FUNCTION.search(body)
         if function is not None:
@@ -128,28 +124,6 @@ def _recovery(body: str) -> tuple[str | None, GpuState | None, str]:
     if known is None:
         return (word[:60] or None), "suspect", ""
     return word.strip(), known[0], known[1]
-
-
-def _nvlink5(body: str) -> tuple[str | None, GpuState | None]:
-    match = _NVLINK5.search(body)
-    if match is None:
-        return None, None
-    fatal = match["severity"].lower() == "fatal"
-    injected = match["injected"] != "0"
-    words = (match["words"] or "").split()
-    subcode = f"{match['unit']} {'fatal' if fatal else 'nonfatal'} link {int(match['link'])}"
-    if words:
-        subcode += f" {words[0].strip(',')}"
-    if injected:
-        return f"{subcode} injected", "healthy"
-    return subcode, "draining" if fatal else "suspect"
-
-
-def _nvlink(body: str) -> tuple[str | None, GpuState | None]:
-    link = _LINK.search(body)
-    fatal = "fatal" in body.lower() and "nonfatal" not in body.lower().replace("-", "")
-    name = f"link {int(link[1])}" if link is not None else None
-    return name, "draining" if fatal else "suspect"
 
 
 def _retirement(body: str) -> str | None:

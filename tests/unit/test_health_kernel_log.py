@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from runtime.health.catalogue import Catalogue, load_catalogue
 from runtime.health.kernel_log import KernelLogReader
 from runtime.health.observation import Observation, normal_pci
-from tests.support.health_lines import IRRELEVANT, NOT_UNDERSTOOD, ONE_LINE, Expected
+from tests.support.health_lines import IRRELEVANT, NOT_UNDERSTOOD, NVLINK, ONE_LINE, Expected
 
 CATALOGUE = load_catalogue()
 
@@ -29,6 +29,15 @@ def test_forms_of_one_line(line: str, expected: Expected) -> None:
     (seen,) = read(line)
     assert (seen.gpu, seen.code, seen.subcode, seen.cause_of, seen.verdict) == expected
     assert (seen.line, seen.count, seen.source) == (1, 1, "kernel_log")
+
+
+@pytest.mark.parametrize(("message", "expected"), NVLINK.items())
+def test_nvlink_errors_are_decoded_as_far_as_they_are_documented(
+    message: str, expected: tuple[str, str, str]
+) -> None:
+    (seen,) = read(f"[9.1] NVRM: Xid (PCI:0018:01:00): {message}")
+    assert (seen.subcode, seen.verdict, seen.action) == expected
+    assert seen.code == int(message[:3].rstrip(","))
 
 
 @pytest.mark.parametrize("line", NOT_UNDERSTOOD)
@@ -162,7 +171,9 @@ PIECES = st.sampled_from(
     ["NVRM: ", "Xid ", "(PCI:0000:9b:00)", ": ", "79", ", ", "pid=1, ", "name=x, ", "[1.0] ",
      "fallen off the bus", "The NVIDIA GPU 0000:b3:00.0", "SXid ", "nvidia-nvswitch0: ", "\n",
      "caused by previous Xid ", "6,1,2,-;", "6,1,2,c;", "{", '"MESSAGE":', "\\x0a", "\0", "154",
-     "recovery action changed from 0x0 (None) to ", "145, RLW Fatal XC0 i0 Link 1 (0x1"]
+     "recovery action changed from 0x0 (None) to ", "145, RLW Fatal XC0 i0 Link 1 (0x1",
+     "74, NVLink: fatal error detected on link 3(", "0xffffffff, ", "0x1c6 ",
+     "149, NETIR_LINK_EVT Fatal XC0 i0 Link 1 ("]
 )  # fmt: skip
 
 
