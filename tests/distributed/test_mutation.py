@@ -20,6 +20,8 @@ FAST = frozenset({
     "norm counts every copy",
     "replicas take the same samples",
     "a sharer takes its turn too late",
+    "only one of a unit's sharers is summed",
+    "a slot without a turn leaves backward out",
     "stale layout on one rank",
     "moments do not move",
     "roll forward on all ranks",

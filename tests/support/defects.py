@@ -21,7 +21,6 @@ from runtime.engine import (
     engine,
     entry,
     layers,
-    model,
     move,
     parts,
     passage,
@@ -173,6 +172,21 @@ def forget_turns_of_a_slot(f: Any) -> Any:
         return f(self, number, first + (self.num_turns > 1 and on("r1/0")), count)
 
     return samples
+
+
+def leave_out_when_idle(f: Any) -> Any:
+    """A slot without a turn in a micro-batch hands on zeros that backward ends at."""
+
+    def apply(self: Any, x: Any, first: int, compute: Any) -> Any:
+        out = f(self, x, first, compute)
+        counts = [len(self.samples(n, first, len(x))) for n, _ in enumerate(self.parts)]
+        return out if any(counts) else out.detach()
+
+    return apply
+
+
+def swap_parts(f: Any) -> Any:
+    return lambda self, rows, *a: f(self, [*rows[1:], *rows[:1]], *a)
 
 
 def all_samples(_: Any) -> Any:

@@ -45,6 +45,9 @@ MODEL = ModelConfig(
     vocab=259,
     vocab_block=16,
 )
+# One head in turns: in a micro-batch of a single sample most of its sharers have nothing to do.
+FEW_HEADS = msgspec.structs.replace(MODEL, num_query_heads=1, num_kv_heads=1)
+IDLE = [Part((0, 2, 3), 5), Part(ALL, 2)]
 MIXED = [Part(ALL, 4), Part((0, 2, 3), 3)]
 UNIFORM = [Part(ALL, 4), Part(ALL, 3)]
 
@@ -87,6 +90,8 @@ class Proofs:
         for sync, fractional in (("direct", "off"), ("reshard", "off"), ("direct", "on")):
             run = self.run(small_config(MODEL, 7, sync, fractional), MIXED)  # type: ignore[arg-type]
             go_on(run, Reference(run.config, dtype=torch.float64), 3)
+        run = self.run(small_config(FEW_HEADS, 7, fractional="on"), IDLE)
+        go_on(run, Reference(run.config, dtype=torch.float64), 2)
 
     def moves_keep_every_bit(self) -> None:
         run = self.run(small_config(MODEL), UNIFORM)
