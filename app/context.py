@@ -18,6 +18,7 @@ from app.commands import Author, Commands
 from app.lookback import Lookback
 from app.queries import LiveReader, LiveSnapshot
 from storage.identity import least_role, may, writer_key
+from storage.live.acl import as_role
 from storage.live.port import LiveStore
 from storage.live.redis_store import RedisStore
 from storage.records import Command, RunState
@@ -31,7 +32,7 @@ ENDED = ("stopped", "failed")
 
 @st.cache_resource(max_entries=1)
 def settings() -> Settings:
-    return Settings.from_env()
+    return as_role(Settings.from_env(), "app")
 
 
 @st.cache_resource(max_entries=1)

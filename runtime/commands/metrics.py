@@ -13,6 +13,7 @@ from runtime.control.lineage import end_with_parent
 from runtime.errors import UserError
 from runtime.metrics.collect import GPU_LIMIT, collect
 from runtime.metrics.server import MetricsServer
+from storage.live.acl import as_role
 from storage.live.redis_store import RedisStore
 from storage.settings import Settings
 
@@ -35,7 +36,7 @@ def metrics(host: str, port: int, gpu_limit: int) -> None:
     stop = threading.Event()
     on_signals(stop.set)
     end_with_parent()
-    store = RedisStore.for_ui(Settings.from_env().redis_url)
+    store = RedisStore.for_ui(as_role(Settings.from_env(), "viewer").redis_url)
     with MetricsServer(host, port, lambda: collect(store, time.time(), gpu_limit)) as server:
         logging.getLogger(__name__).info("metrics at http://%s:%d/metrics", host, server.port)
         stop.wait()

@@ -18,6 +18,7 @@ from runtime.notify.channels import Channel, NotDelivered, Refused, open_channel
 from runtime.notify.notice import Notice
 from runtime.notify.notifier import Notifier
 from runtime.notify.settings import BASE_URL, SLACK, SMTP, WEBHOOKS, NotifySettings
+from storage.live.acl import as_role
 from storage.live.redis_store import RedisStore
 from storage.notifier_state import ChannelState, NotifierState
 from storage.settings import Settings
@@ -36,7 +37,7 @@ def notifier(base_url: str) -> None:
     _TO; COUNTERPOISE_BASE_URL is where the links lead.
     """
     set_up_logging()
-    settings, notify = Settings.from_env(), NotifySettings.from_env()
+    settings, notify = as_role(Settings.from_env(), "notifier"), NotifySettings.from_env()
     if notify.is_empty:
         raise UserError(f"nobody to tell; {HOW}")
     if base_url:

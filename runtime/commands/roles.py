@@ -19,6 +19,7 @@ from runtime.control.lineage import end_with_parent
 from runtime.errors import UserError
 from runtime.plan.manifest import Start
 from storage.identity import WRITERS, not_genuine, refusal, writer_key
+from storage.live.acl import as_role
 from storage.settings import Settings
 from storage.sign_in import SignIn
 
@@ -35,27 +36,30 @@ config_option = click.option(
 @config_option
 @click.option("--run", "run_id", default="", help="Run id; default: name and time.")
 @click.option("--port", type=int, default=None, help="Listen here instead of control.port.")
-@click.option("--fresh", is_flag=True, help="Begin at step 0, whatever checkpoint there is.")
+@click.option("--fresh", is_flag=True, help="Go on from no earlier run's checkpoint.")
 def controller(config_path: Path | None, run_id: str, port: int | None, fresh: bool) -> None:
     """Run the controller of one training run: it plans, decides by policy, owns the generation."""
+    from runtime.control.archive import Archive
     from runtime.control.channel import control_key
     from runtime.control.controller import Controller
     from runtime.engine.resume import find_start
     from storage.live.redis_store import RedisStore
 
     set_up_logging()
-    settings, config = Settings.from_env(), load_config(config_path)
+    settings, config = as_role(Settings.from_env(), "controller"), load_config(config_path)
     if port is not None:
         config = with_port(config, port)
     run_id = run_id or mint_run_id(config)
-    start, why = (Start(), "") if fresh else find_start(config, settings.home / "runs")
+    runs = settings.home / "runs"
+    # One that takes over goes by what is remembered, whatever has become of the checkpoint.
+    taking_over = Archive(runs / run_id).holds_a_run
     serving = Controller(
         config,
         run=run_id,
-        home=settings.home / "runs" / run_id,
+        home=runs / run_id,
         store=RedisStore.for_service(settings.redis_url),
         key=control_key(),
-        begin=(start, why),
+        begin=(Start(), "") if taking_over else find_start(config, runs, fresh=fresh),
     )
     keys = {writer: writer_key(settings.home, writer) for writer in WRITERS}
     serving.coordinator.desk.intake.require_identity(
@@ -83,7 +87,7 @@ def agent(config_path: Path | None, host: str, address: str) -> None:
     from storage.live.redis_store import RedisStore
 
     set_up_logging()
-    settings, config = Settings.from_env(), load_config(config_path)
+    settings, config = as_role(Settings.from_env(), "agent"), load_config(config_path)
     stop = threading.Event()
     host = _our_host(config, host)
     store = RedisStore.for_ui(settings.redis_url)
@@ -121,7 +125,7 @@ def recorder() -> None:
     from storage.recorder import Recorder
 
     set_up_logging()
-    settings = Settings.from_env()
+    settings = as_role(Settings.from_env(), "recorder")
     engine = open_history(settings.database_url)
     stop = threading.Event()
     on_signals(stop.set)

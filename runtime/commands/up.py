@@ -23,6 +23,7 @@ from runtime.control.supervisor import (
 )
 from runtime.errors import UserError
 from runtime.notify.settings import BASE_URL, NotifySettings
+from storage.live.acl import as_role
 from storage.live.embedded import EmbeddedServer, EmbeddedServerError
 from storage.live.port import LiveStoreDown
 from storage.live.redis_store import RedisStore
@@ -34,7 +35,7 @@ TOLD_EVERY_S = 30.0
 STOP_S = 15.0
 
 fresh_option = click.option(
-    "--fresh", is_flag=True, help="Begin at step 0 instead of going on where the last run stopped."
+    "--fresh", is_flag=True, help="Begin anew instead of going on where the last run stopped."
 )
 
 
@@ -73,7 +74,7 @@ class _Session:
         self._fresh = ["--fresh"] if fresh else []
         self._config = config
         self._config_path = config_path
-        self._settings = Settings.from_env()
+        self._settings = as_role(Settings.from_env(), "viewer")
         self._notify = NotifySettings.from_env()
         self._run = mint_run_id(config)
         self._started = time.monotonic()
@@ -90,6 +91,11 @@ class _Session:
                 f"{', '.join(sorted(hosts))}; run `counterpoise controller` and, on every host, "
                 "`counterpoise agent`"
             )
+        if self._config.checkpoint.start:
+            # Imports torch; a wrong folder must be told before anything is started.
+            from runtime.engine.resume import given_start
+
+            given_start(self._config, verify=False)
         with contextlib.ExitStack() as stack:
             self._open_redis(stack, only_if_needed=port is None)
             supervisor = Supervisor(self._settings, self._say)

@@ -19,6 +19,7 @@ from pathlib import Path
 from runtime.control.channel import CONTROL_KEY, mint_control_key
 from runtime.control.lineage import PARENT
 from runtime.errors import UserError
+from storage.live.acl import without_others
 from storage.settings import HOME_VARIABLE, Settings
 
 RESTART_S = (0.5, 1.0, 2.0, 5.0)
@@ -89,7 +90,7 @@ class Supervisor:
     def start(self, name: str, arguments: Sequence[str], *, restarts: bool) -> None:
         role = Role(name, arguments, restarts=restarts, log=self._logs / f"{name}.log")
         role.log.write_bytes(b"")
-        role.start(self._environment)
+        role.start(without_others(self._environment, name))
         self._roles[name] = role
 
     def check(self, now: float) -> list[Role]:
@@ -111,7 +112,7 @@ class Supervisor:
                 )
             elif now >= role.next_start:
                 role.next_start = 0.0
-                role.start(self._environment)
+                role.start(without_others(self._environment, role.name))
         return gone
 
     def ask_end(self, name: str) -> None:

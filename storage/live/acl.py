@@ -6,28 +6,63 @@ out of the reach of credentials that leak from a lesser role.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import os
 from collections.abc import Mapping
+from urllib.parse import quote, urlsplit
 
-from storage.settings import SettingsError
+from storage.settings import Settings, SettingsError
 
 MIN_PASSWORD_CHARS = 16
 
-_READS = "+@read +@connection -@dangerous"
-_WRITES = "+@read +@write +@connection +eval +evalsha +script|load +multi +exec -@dangerous"
+_READS = "%R~cp:* +@read +@connection -@dangerous"
+_SCRIPTS = "+eval +evalsha +script|load"
+# Beyond reading, each may write what its scripts write, and by no other command: none can remove
+# what another has written.
 _RULES = {
-    "viewer": f"%R~cp:* {_READS}",
-    "app": "%R~cp:* ~cp:run:*:submitted:* ~cp:run:*:commands ~cp:run:*:proposal:* " + _WRITES,
-    "agent": f"%R~cp:* ~cp:run:*:racks ~cp:run:*:rack:* {_WRITES}",
-    "recorder": f"%R~cp:* ~cp:run:*:journal ~cp:run:*:ack ~cp:journals {_WRITES}",
-    "notifier": f"%R~cp:* ~cp:notifier {_WRITES}",
-    "controller": f"~cp:* {_WRITES}",
+    "viewer": _READS,
+    "app": f"{_READS} {_SCRIPTS} +xadd +hset +set +expire ~cp:run:*:submitted:* "
+    "~cp:run:*:commands ~cp:run:*:proposal:* ~cp:notes ~cp:noted:*",
+    "agent": f"{_READS} {_SCRIPTS} +xadd +hset ~cp:run:*:racks ~cp:run:*:rack:*",
+    "recorder": f"{_READS} {_SCRIPTS} +set +xtrim ~cp:run:*:journal ~cp:run:*:ack ~cp:notes",
+    "notifier": f"{_READS} +set ~cp:notifier",
+    "controller": f"~cp:* +@read +@write +@connection {_SCRIPTS} -@dangerous",
 }
 ROLES = tuple(_RULES)
 
 
 def password_variable(role: str) -> str:
     return f"COUNTERPOISE_REDIS_{role.upper()}_PASSWORD"
+
+
+def as_role(settings: Settings, role: str, env: Mapping[str, str] | None = None) -> Settings:
+    """`settings` with this role's user and password in the address of an external Redis, where the
+    environment has its password; else as they are.
+
+    Raises:
+        SettingsError: the address names another user already.
+    """
+    password = (os.environ if env is None else env).get(password_variable(role), "")
+    if not password or not settings.external_redis:
+        return settings
+    parts = urlsplit(settings.redis_url)
+    userinfo, _, host = parts.netloc.rpartition("@")
+    if userinfo:
+        raise SettingsError(
+            f"COUNTERPOISE_REDIS_URL names a user, and {password_variable(role)} is set too; "
+            "leave one of them out"
+        )
+    netloc = f"{role}:{quote(password, safe='')}@{host}"
+    # urlunsplit knows no authority for unix
+    url = f"{parts.scheme}://{netloc}{parts.path}{'?' + parts.query if parts.query else ''}"
+    return dataclasses.replace(settings, redis_url=url)
+
+
+def without_others(env: Mapping[str, str], role: str) -> dict[str, str]:
+    """`env` without the passwords of the other roles that may write."""
+    others = {password_variable(one) for one in ROLES if one not in (role, "viewer")}
+    return {name: value for name, value in env.items() if name not in others}
 
 
 def acl_file(env: Mapping[str, str]) -> str:

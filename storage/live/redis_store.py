@@ -153,7 +153,7 @@ class RedisStore:
         return newest[0][0] if newest else 0
 
     def list_journals(self) -> dict[str, tuple[int, int]]:
-        flat = self._link.script("list_journals", [_JOURNALS], [_PREFIX, ":journal", ":ack"])
+        flat = self._link.script("list_journals", [], [_JOURNALS, _PREFIX, ":journal", ":ack"])
         return {
             flat[i].decode(): (int(flat[i + 1]), int(flat[i + 2])) for i in range(0, len(flat), 3)
         }
@@ -228,10 +228,10 @@ class RedisStore:
             port.MAX_COMMANDS,
         ]
         if isinstance(command, Decide):
-            keys += [_key(run, "proposal", command.proposal), _key(run, "state"), _NOTES]
+            keys += [_key(run, "proposal", command.proposal), _NOTES]
             arguments += ["decide", command.generation, command.revision, command.verdict]
             arguments += ["" if command.option is None else command.option]
-            arguments += [command.who, command.reason, run, port.MAX_NOTES]
+            arguments += [command.who, command.reason, run, port.MAX_NOTES, _key(run, "state")]
         else:
             arguments.append("")
         duplicate, code, state, by, at, why = self._link.script("submit", keys, arguments)

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,16 @@ STOP_DEADLINE_S = 40.0
 class Up:
     """One `up` over a home of its own. Start it from the main thread."""
 
-    def __init__(self, home: Path, *arguments: str) -> None:
+    def __init__(
+        self, home: Path, *arguments: str, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.home = home
         self.log = home.parent / f"{home.name}-up.log"
         self._arguments = arguments
         self._env = {k: v for k, v in os.environ.items() if not k.startswith("COUNTERPOISE_")} | {
             "COUNTERPOISE_HOME": str(home),
             "PYTHONPATH": str(ROOT),
+            **(environment or {}),
         }
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -2,8 +2,7 @@
 -- KEYS[1]  hash: first result of this command id
 -- KEYS[2]  stream: commands
 -- KEYS[3]  hash: the proposal (only for a decision)
--- KEYS[4]  hash: snapshot of the run (only for a decision)
--- KEYS[5]  stream: notes for the audit (only for a decision, when it is refused here)
+-- KEYS[4]  stream: notes for the audit (only for a decision, when it is refused here)
 -- ARGV[1]  encoded command        ARGV[2] now      ARGV[3] seconds to keep the result
 -- ARGV[4]  commands to keep       ARGV[5] 'decide', or '' for the rest, which then ends here
 -- ARGV[6]  generation             ARGV[7] revision
@@ -11,6 +10,7 @@
 -- ARGV[9]  option ('' = the recommended one)
 -- ARGV[10] who                    ARGV[11] reason
 -- ARGV[12] run                    ARGV[13] notes to keep
+-- ARGV[14] key of the run's snapshot: not among KEYS, whoever submits may only read it
 -- Returns duplicate (0 or 1), code, state, who decided, time of the first result, why (see `detail`).
 -- storage.live.verdict.judge and detail are the same in Python: change both.
 local function judge(proposal)
@@ -23,7 +23,7 @@ local function judge(proposal)
   elseif tonumber(ARGV[2]) > tonumber(proposal.expires_at) then
     return 'expired'
   end
-  local current = tonumber(redis.call('HGET', KEYS[4], 'generation') or '0')
+  local current = tonumber(redis.call('HGET', ARGV[14], 'generation') or '0')
   if ARGV[6] ~= proposal.generation or ARGV[7] ~= proposal.revision
       or current > tonumber(proposal.generation) then
     return 'stale'
@@ -79,7 +79,7 @@ end
 if code == 'accepted' then
   redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', 'd', ARGV[1])
 else
-  redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[13], '*', 'd', ARGV[1], 'r', ARGV[12], 'c', code)
+  redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[13], '*', 'd', ARGV[1], 'r', ARGV[12], 'c', code)
 end
 redis.call('HSET', KEYS[1], 'code', code, 'state', state, 'by', by, 'at', ARGV[2], 'why', why)
 redis.call('EXPIRE', KEYS[1], ARGV[3])
