@@ -85,7 +85,7 @@ def postgres_server() -> Iterator[sa.URL]:
             url = sa.make_url(given)
         else:
             try:
-                url = stack.enter_context(services.running_postgres())
+                url = stack.enter_context(services.running_postgres()).url
             except services.MissingServiceError as e:
                 missing(e)
         yield url

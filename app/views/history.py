@@ -18,6 +18,7 @@ from app.words import device_words, number, percent, seconds
 from storage.history.queries import RunSummary
 
 REFRESH_S = 10.0
+RETRY_S = 3.0
 PAGE = 50
 STATUSES = (*STATUS_LOOKS, "silent")
 PERIODS = {
@@ -48,8 +49,7 @@ def render() -> None:
     query = _filters()
     found = context.lookback().runs(query)
     if found.trouble:
-        st.markdown(f"**History is not available.** {found.trouble}")
-        st.markdown("Live pages work without it; nothing is lost, the recorder catches up.")
+        st.fragment(_away, run_every=RETRY_S)(query)
         return
     runs = found.runs[: query.limit]
     selected = st.query_params.get("run") or st.session_state.get("history_run")
@@ -87,6 +87,18 @@ def render() -> None:
         st.fragment(history_detail.render, run_every=REFRESH_S if living else None)(selected)
     elif runs:
         st.caption("Pick a run to see its loss, shape, decisions and where its time went.")
+
+
+def _away(query: RunQuery) -> None:
+    """Stands in while the history cannot be read; the page comes back by itself."""
+    trouble = context.lookback().runs(query).trouble
+    if not trouble:
+        st.rerun()
+    st.markdown(f"**History is not available.** {trouble}")
+    st.markdown(
+        "Live pages work without it; nothing is lost, the recorder catches up. This page tries "
+        "again every few seconds."
+    )
 
 
 def _filters() -> RunQuery:

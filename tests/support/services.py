@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import redis
 import sqlalchemy as sa
@@ -206,60 +207,98 @@ def _postgres_account() -> pwd.struct_passwd | None:
         raise MissingServiceError("PostgreSQL refuses root and there is no user postgres") from e
 
 
-@contextmanager
-def running_postgres() -> Iterator[sa.URL]:
-    """A fresh cluster without durability, on a Unix socket that only we and its own user can reach.
+class PostgresServer:
+    """A cluster without durability, on a Unix socket that only we and its own user can reach.
 
     Raises:
         MissingServiceError: there is no server here.
-        ServiceFailedError: it did not start.
+        ServiceFailedError: the cluster could not be made.
     """
-    binaries = postgres_binaries()
-    if binaries is None:
-        raise MissingServiceError("no PostgreSQL server here (Debian: apt-get install postgresql)")
-    account = _postgres_account()
-    folder = Path(tempfile.mkdtemp(prefix="counterpoise-pg-"))
-    data = folder / "data"
-    identity = {}
-    if account is not None:
-        os.chown(folder, account.pw_uid, account.pw_gid)
-        identity = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-    try:
-        log = folder / "server.log"
-        with log.open("ab") as output:
-            subprocess.run(
+
+    def __init__(self) -> None:
+        binaries = postgres_binaries()
+        if binaries is None:
+            raise MissingServiceError(
+                "no PostgreSQL server here (Debian: apt-get install postgresql)"
+            )
+        self._binaries, account = binaries, _postgres_account()
+        self.folder = Path(tempfile.mkdtemp(prefix="counterpoise-pg-"))
+        self._log = self.folder / "server.log"
+        self._identity: dict[str, Any] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        if account is not None:
+            os.chown(self.folder, account.pw_uid, account.pw_gid)
+            self._identity = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+        self.url = sa.URL.create(
+            "postgresql+psycopg", "postgres", database="postgres", query={"host": str(self.folder)}
+        )
+        with self._log.open("ab") as output:
+            made = subprocess.run(
                 [
-                    binaries / "initdb", "--pgdata", data, "--username", "postgres",
-                    "--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync",
+                    binaries / "initdb", "--pgdata", self.folder / "data", "--username",
+                    "postgres", "--auth", "trust", "--encoding", "UTF8", "--locale", "C",
+                    "--no-sync",
                 ],
-                check=True, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                cwd=folder, timeout=START_DEADLINE_S, **identity,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=self.folder,
+                timeout=START_DEADLINE_S, check=False, **self._identity,
             )  # fmt: skip
-            settings = {
-                "listen_addresses": "", "unix_socket_directories": str(folder), "fsync": "off",
-                "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "40",
-            }  # fmt: skip
-            options = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
-            process = subprocess.Popen(
-                [*dies_with_us("QUIT"), binaries / "postgres", "-D", data, *options],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder, **identity,
+        if made.returncode:
+            said = self._log.read_text()
+            self.close()
+            raise ServiceFailedError(f"initdb: {said}")
+
+    def start(self) -> None:
+        """Start the server and return once it accepts connections.
+
+        Raises:
+            ServiceFailedError: it exited, or did not accept within `START_DEADLINE_S`.
+        """
+        settings = {
+            "listen_addresses": "", "unix_socket_directories": str(self.folder), "fsync": "off",
+            "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "40",
+        }  # fmt: skip
+        options = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
+        with self._log.open("ab") as output:
+            process = self._process = subprocess.Popen(
+                [
+                    *dies_with_us("QUIT"), self._binaries / "postgres", "-D",
+                    self.folder / "data", *options,
+                ],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=self.folder,
+                **self._identity,
             )  # fmt: skip
         try:
-            url = sa.URL.create(
-                "postgresql+psycopg", "postgres", database="postgres", query={"host": str(folder)}
-            )
             wait_until(
-                lambda: process.poll() is not None or _accepts(url), START_DEADLINE_S, "its answer"
+                lambda: process.poll() is not None or _accepts(self.url),
+                START_DEADLINE_S,
+                "its answer",
             )
-            if process.poll() is not None:
-                raise ServiceFailedError(f"PostgreSQL exited\n{log.read_text()}")
-            yield url
-        finally:
-            stop_process(process, signal.SIGINT)  # "fast": drops open connections
-    except (subprocess.SubprocessError, TimeoutError) as e:
-        raise ServiceFailedError(f"PostgreSQL: {e}\n{log.read_text()}") from e
+        except TimeoutError as e:
+            raise ServiceFailedError(f"PostgreSQL: {e}\n{self._log.read_text()}") from e
+        if process.poll() is not None:
+            raise ServiceFailedError(f"PostgreSQL exited\n{self._log.read_text()}")
+
+    def stop(self, with_signal: signal.Signals = signal.SIGINT) -> None:
+        """SIGINT drops open connections; SIGQUIT is what a crash is to its clients."""
+        if self._process is not None:
+            stop_process(self._process, with_signal)
+            self._process = None
+
+    def close(self) -> None:
+        """Stop the server and remove its folder."""
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def running_postgres() -> Iterator[PostgresServer]:
+    """A running server; see `PostgresServer` for what it raises."""
+    server = PostgresServer()
+    try:
+        server.start()
+        yield server
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        server.close()
 
 
 def _accepts(url: sa.URL) -> bool:
