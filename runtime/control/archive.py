@@ -26,6 +26,11 @@ class Archive:
         self._plans.mkdir(parents=True, exist_ok=True)
         self._written = b""
 
+    @property
+    def holds_a_run(self) -> bool:
+        """An earlier controller left a run here."""
+        return self._memory.exists()
+
     def save_plan(self, plan: GenerationPlan) -> None:
         """Keep a plan before any rank can act on it."""
         _write(self._plans / f"{plan.generation:08d}.json", msgspec.json.encode(plan))
@@ -44,7 +49,7 @@ class Archive:
         Raises:
             UserError: a file is damaged; says which.
         """
-        if not self._memory.exists():
+        if not self.holds_a_run:
             return None
         path = self._memory
         try:

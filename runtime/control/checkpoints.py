@@ -130,6 +130,7 @@ class Checkpoints:
                     applied_step=pending.step,
                     model=coordinator.config.model,
                     train=coordinator.config.train,
+                    origin=coordinator.config.checkpoint.start,
                     parts=tuple(part for _, part in sorted(pending.parts.items())),
                 ),
             )

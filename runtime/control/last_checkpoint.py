@@ -77,6 +77,7 @@ class LastCheckpoint:
                     applied_step=coordinator.progress.committed,
                     model=coordinator.config.model,
                     train=coordinator.config.train,
+                    origin=coordinator.config.checkpoint.start,
                     parts=tuple(part for _, part in sorted(self._parts.items())),
                 ),
             )

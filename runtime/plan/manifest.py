@@ -29,7 +29,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What makes parts a checkpoint. applied_step: optimizer steps its state has seen.
 
-    train: the settings that decide the trajectory; a run that continues must have the same.
+    train: the settings that decide the trajectory; a run that continues must have the same, and
+        have the same `checkpoint.start`, which is `origin`.
     """
 
     run: str
@@ -37,4 +38,5 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelConfig
     train: TrainConfig
     parts: tuple[Part, ...]
+    origin: str = ""
     format: int = 1

@@ -1,4 +1,4 @@
-"""Checkpoints of a real run while it trains, and a run of another shape that goes on from one."""
+"""Checkpoints of a real run while it trains, and runs that begin with one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
-from runtime.config import CheckpointConfig
+from runtime.config import CheckpointConfig, Config
 from runtime.engine.checkpoint import checkpoints_by_age, read_full, read_manifest
+from runtime.engine.hugging_face import export_llama
+from runtime.engine.llama_import import import_llama
 from runtime.engine.reference import Reference
 from runtime.engine.resume import find_start
 from storage.records import LedgerSpent
@@ -55,3 +58,37 @@ def test_written_while_it_trains_pruned_and_equal_to_the_reference(tmp_path: Pat
     start, word = find_start(config, tmp_path / "runs")
     assert start.step == read_manifest(sealed()[0]).applied_step
     assert "continues run" in word
+
+
+def with_train(config: Config, **settings: int) -> Config:
+    train = msgspec.structs.replace(config.train, **settings)
+    return msgspec.structs.replace(config, train=train)
+
+
+def test_a_run_trains_from_imported_weights(tmp_path: Path) -> None:
+    config = run_config(2, 3, step_s=0.05, steps=8)
+    others = Reference(with_train(config, seed=7)).params
+    weights = {f"{name}.{layer}": t.detach() for (name, layer), t in others.items()}
+    export_llama(tmp_path / "llama", config.model, weights, config.train.seq_len)
+    import_llama(tmp_path / "llama", tmp_path / "begin", mlp_block=8, vocab_block=8)
+    config = msgspec.structs.replace(
+        config, checkpoint=CheckpointConfig(start=str(tmp_path / "begin"))
+    )
+    home = tmp_path / "runs" / "r1"
+    home.mkdir(parents=True)
+    begin = find_start(config, tmp_path / "runs")
+
+    def reference() -> Reference:
+        found = Reference(config)
+        with torch.no_grad():
+            for key, tensor in found.params.items():
+                tensor.copy_(others[key])
+        return found
+
+    with trial(config, home, begin=begin) as made:
+        made.make_reference = reference
+        made.run.join(30.0)
+    made.check()
+    # What it leaves is its own: the next run goes on from that.
+    start, word = find_start(with_train(config, steps=0), home.parent)
+    assert (start.step, "continues run" in word) == (8, True)

@@ -77,6 +77,8 @@ class Trial:
         self.run = run
         self.config = config
         self.drill = Drill(run)
+        # What an undisturbed run begins as.
+        self.make_reference = lambda: Reference(config)
         self._home = home
 
     @property
@@ -188,7 +190,7 @@ class Trial:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            reference = Reference(self.config)
+            reference = self.make_reference()
             return [reference.step()[0] for _ in range(num_steps)]
         finally:
             torch.set_num_threads(threads)

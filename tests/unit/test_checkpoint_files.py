@@ -8,19 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from click.testing import CliRunner
 
 from runtime.cli import cli
-from runtime.config import Config, ModelConfig
+from runtime.config import CheckpointConfig, Config, ModelConfig
 from runtime.engine import checkpoint
 from runtime.engine.checkpoint import PartCopy, checkpoints_by_age, copy_part, prune, seal
 from runtime.engine.resume import find_start
 from runtime.engine.state import State, StateLayout
+from runtime.errors import UserError
 from runtime.layout.takeover import home_holders
 from runtime.layout.units import held_units
-from runtime.plan.manifest import Manifest
+from runtime.plan.manifest import Manifest, Start
 
 MODEL = ModelConfig(num_layers=1, hidden=16, num_query_heads=8, num_kv_heads=2, head_dim=4)
 CONFIG = Config(model=MODEL)
@@ -56,10 +58,17 @@ def copy() -> PartCopy:
     return copy_part(state, held)
 
 
-def write(runs: Path, step: int, copy: PartCopy, keep: int = 2) -> Path:
+def write(runs: Path, step: int, copy: PartCopy, keep: int = 2, origin: str = "") -> Path:
     folder = runs / "r1" / "checkpoint" / f"step-{step:08d}-generation-1"
     part = checkpoint.write_part(folder, "rack-0/0", copy)
-    manifest = Manifest(run="r1", applied_step=step, model=MODEL, train=CONFIG.train, parts=(part,))
+    manifest = Manifest(
+        run="r1",
+        applied_step=step,
+        model=MODEL,
+        train=CONFIG.train,
+        parts=(part,),
+        origin=origin,
+    )
     seal(folder, manifest)
     prune(folder, keep)
     return folder
@@ -114,6 +123,45 @@ def test_a_damaged_one_is_passed_over_for_the_next_older_and_said_so(
     assert "continues run r1 at step 10" in word
     assert "checksum differs" in word
     assert "damaged" in word
+
+
+def test_a_run_begins_where_its_configuration_says(tmp_path: Path, copy: PartCopy) -> None:
+    given = write(tmp_path / "elsewhere", 40, copy)
+    config = with_start(CONFIG, str(given))
+    runs = tmp_path / "runs"
+    start, word = find_start(config, runs)
+    assert (start.checkpoint, start.step) == (str(given), 40)
+    assert f"begins at step 40 of {given}" in word
+    # One's own of the same beginnings comes first, one of other beginnings does not count.
+    write(runs, 50, copy)
+    assert find_start(config, runs)[0].step == 40
+    assert "other settings (checkpoint.start)" in find_start(config, runs)[1]
+    write(runs, 60, copy, origin=str(given))
+    assert find_start(config, runs)[0].step == 60
+    assert find_start(config, runs, fresh=True)[0].step == 40
+    assert find_start(CONFIG, runs)[0] == Start()
+
+
+def test_a_beginning_that_cannot_be_is_refused(
+    tmp_path: Path, copy: PartCopy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = write(tmp_path, 40, copy)
+    other = msgspec.structs.replace(MODEL, hidden=32)
+    with pytest.raises(UserError, match="hidden is 16, not 32"):
+        find_start(msgspec.structs.replace(with_start(CONFIG, str(given)), model=other), tmp_path)
+    with pytest.raises(UserError, match=r"`checkpoint.start`: no checkpoint in nowhere"):
+        find_start(with_start(CONFIG, "nowhere"), tmp_path)
+    # `up` says so before anything is started.
+    monkeypatch.setenv("COUNTERPOISE_HOME", str(tmp_path / "home"))
+    file = tmp_path / "run.toml"
+    file.write_text('[checkpoint]\nstart = "nowhere"\n')
+    result = CliRunner().invoke(cli, ["up", "--config", str(file)])
+    assert "no checkpoint in nowhere" in str(result.exception)
+    assert not (tmp_path / "home" / "logs").exists()
+
+
+def with_start(config: Config, folder: str) -> Config:
+    return msgspec.structs.replace(config, checkpoint=CheckpointConfig(start=folder))
 
 
 def test_the_commands_tell_a_damaged_one(

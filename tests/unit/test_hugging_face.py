@@ -1,4 +1,4 @@
-"""Exported weights give the same logits and loss in Llama's own arithmetic and in `transformers`."""
+"""Exported weights: the same logits and loss in Llama's own arithmetic and in `transformers`."""
 
 from __future__ import annotations
 
