@@ -69,7 +69,7 @@ STATUS_LOOKS: dict[RunStatus, Look] = {
     "starting": Look(mark="…", colour=NEUTRAL, word="starting", quiet=True),
     "running": Look(mark="·", colour=HEALTHY, word="running", quiet=True),
     "reconfiguring": Look(mark="↻", colour=BOOSTED, word="reconfiguring"),
-    "waiting": Look(mark="?", colour=SUSPECT, word="waiting for approval"),
+    "waiting": Look(mark="?", colour=SUSPECT, word="waiting for a GPU"),
     "paused": Look(mark="‖", colour=NEUTRAL, word="paused"),
     "stopped": Look(mark="■", colour=NEUTRAL, word="stopped"),
     "failed": Look(mark="×", colour=FAILED, word="failed"),

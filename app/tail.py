@@ -23,6 +23,7 @@ from storage.records import (
     LedgerSpent,
     Proposal,
     ReplicaState,
+    RunRolledBack,
     StepCommitted,
 )
 
@@ -105,6 +106,9 @@ class Tail:
             self.steps.append((entry.step, entry.loss, pace))
             self._exposed_sync_s = entry.exposed_sync_s
             self._add_pace(entry)
+        elif isinstance(entry, RunRolledBack):
+            kept = [one for one in self.steps if one[0] < entry.step]
+            self.steps = deque(kept, maxlen=MAX_STEPS)
         elif isinstance(entry, EventHappened):
             self.events.append(entry)
         elif isinstance(entry, GenerationFormed):

@@ -42,7 +42,7 @@ def _health(state: RunState) -> dict[str, Any]:
     words = {
         "starting": "Starting: no step committed yet",
         "reconfiguring": "Reconfiguring: training pauses for a moment",
-        "waiting": "Waiting for approval: nothing trains",
+        "waiting": "Waiting for a GPU: nothing trains",
         "paused": "Paused: nothing trains, every state is kept",
         "stopped": "The run has ended",
         "failed": "The run has failed",

@@ -235,6 +235,21 @@ class StepCommitted(_Record, frozen=True, kw_only=True, tag="step_committed"):
     replica_step_s: tuple[float, ...]
 
 
+class RunRolledBack(_Record, frozen=True, kw_only=True, tag="run_rolled_back"):
+    """The run went back to a checkpoint. Steps [step, committed) are not part of it any more: they
+    are run again. generation: the last one that was lost with them; checkpoint: folder; reason:
+    why, in words."""
+
+    seq: int
+    at: float
+    run: str
+    generation: int
+    step: int
+    committed: int
+    checkpoint: str
+    reason: str
+
+
 class EventHappened(_Record, frozen=True, kw_only=True, tag="event"):
     """Something that happened, in the past tense. kind: for example "gpu_failed",
     "replica_left_out", "replica_rejoined", "gpu_repaired", "generation_aborted", "cap_changed",
@@ -408,6 +423,7 @@ JournalEntry = (
     | RunEnded
     | GenerationFormed
     | StepCommitted
+    | RunRolledBack
     | EventHappened
     | ProposalChanged
     | DecisionMade

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["starting", "entering", "training", "leaving", "paused", "saving", "ended"]
+Phase = Literal[
+    "starting", "entering", "training", "leaving", "paused", "restoring", "saving", "ended"
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from runtime.control.channel import Channel, admit, listen
 from runtime.control.coordinator import Coordinator
 from runtime.control.instructions import (
     Answer,
+    FindCheckpoint,
     Finish,
     Instruction,
     Order,
@@ -39,6 +40,7 @@ from runtime.control.live_link import LiveLink
 from runtime.control.memory import recall, remember
 from runtime.control.outbox import Outbox
 from runtime.engine.checkpoint import CheckpointError, prune, seal
+from runtime.engine.resume import find_fallback
 from runtime.plan.manifest import Start
 from storage.live.port import LiveStore
 from storage.records import Command, ProposalChanged, RunEnded
@@ -109,12 +111,13 @@ class Controller:
         self._stop_asked = False
         self._finished: Finish | None = None
         start, self._start_reason = begin
+        self._checkpoints = (home / "checkpoint").resolve()
         self.coordinator = Coordinator(
             config,
             run=run,
             store=(config.control.host, rendezvous_port),
             now=clock(),
-            checkpoints=str((home / "checkpoint").resolve()),
+            checkpoints=str(self._checkpoints),
             start=start,
         )
         self._left_behind = self._archive.load()
@@ -245,6 +248,8 @@ class Controller:
                     self._observer(instruction.result)
             elif isinstance(instruction, Seal):
                 self._seal(instruction)
+            elif isinstance(instruction, FindCheckpoint):
+                self._find_checkpoint()
             else:
                 self._finished = instruction
 
@@ -259,6 +264,11 @@ class Controller:
             self._carry_out(self.coordinator.outgoing.take())
             return
         prune(folder, self._config.checkpoint.keep)
+
+    def _find_checkpoint(self) -> None:
+        start, word = find_fallback(self._checkpoints, self.coordinator.start)
+        self.coordinator.fallback.found(self.coordinator, start, word, self._clock())
+        self._carry_out(self.coordinator.outgoing.take())
 
     def _publish_proposal(self, publish: Publish) -> None:
         proposal = publish.proposal

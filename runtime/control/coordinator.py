@@ -8,11 +8,9 @@ the desk's (`runtime.control.desk`); what state goes where is `runtime.control.s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
-
-import msgspec
 
 from runtime.config import Config
 from runtime.control import messages as m
@@ -20,11 +18,11 @@ from runtime.control.change import Change, Phase
 from runtime.control.checkpoints import Checkpoints
 from runtime.control.desk import Desk
 from runtime.control.examiner import Examiner
+from runtime.control.fallback import Fallback
 from runtime.control.fence import Fence
 from runtime.control.fleet import Fleet, GpuView
 from runtime.control.generations import Generations
 from runtime.control.instructions import Finish, Instruction, Order, Outgoing, event_of
-from runtime.control.memory import Memory
 from runtime.control.pausing import Pausing
 from runtime.control.power_desk import PowerDesk
 from runtime.control.progress import Progress
@@ -69,12 +67,14 @@ class Coordinator:
         self.progress.power = self.power
         self.examiner = Examiner(config, run=run, outgoing=self.outgoing)
         self.pausing = Pausing()
+        self.fallback = Fallback()
         self.soundness = Soundness()
         self.phase: Phase = "starting"
         self.generations = Generations(store)
         self.ended: Finish | None = None
-        self._change = Change(cause="the run started", planned=False, began_at=now)
-        self._led_here = self._change
+        # Why the generation is being left (while it trains: why it was formed), and was formed.
+        self.change = Change(cause="the run started", planned=False, began_at=now)
+        self.led_here = self.change
         self._finish: Finish | None = None
         self.last_words = ""
         self._fence = Fence()
@@ -85,8 +85,8 @@ class Coordinator:
         self._entered: set[str] = set()
         self.began_at = now
         self.phase_at = now
-        self._start = start or Start()
-        self.progress.begin_at(self._start)
+        self.start = start or Start()
+        self.progress.begin_at(self.start)
 
     # events ----------------------------------------------------------------------------------
 
@@ -128,6 +128,7 @@ class Coordinator:
             if self.phase == "starting" and self.number == 0:
                 self._roll_call.start_when_ready(self, now)
             self.pausing.tick(self, now)
+            self.fallback.tick(self, now)
             self.checkpoints.tick(self, now)
             self._fence.look(self, now)
             self.examiner.tick(self, now)
@@ -177,9 +178,20 @@ class Coordinator:
             self._finish = finish
             if self.phase == "paused":
                 self.pausing.lift(self, reason, now)
-            else:
+            elif self.phase != "restoring":
                 self.pausing.why = ""
                 self.leave(Change(cause=reason, planned=True, began_at=now), now)
+
+    def start_again(self, start: Start, change: Change) -> None:
+        """Forget what the ranks hold: the next generation begins at `start`, everybody empty."""
+        self.start, self.change, self.led_here = start, change, change
+        self.generations.forget()
+        self.progress.roll_back(start)
+
+    def end_as_asked(self, now: float) -> None:
+        """End the run as `finish` was told, if it was."""
+        if self._finish is not None:
+            self.end(self._finish, now)
 
     def end_now(self, reason: str, now: float) -> None:
         """End the run where it stands, without a last checkpoint."""
@@ -201,11 +213,6 @@ class Coordinator:
         return self.generations.store
 
     @property
-    def change(self) -> Change:
-        """Why the generation is being left; while it trains, why it was formed."""
-        return self._change
-
-    @property
     def takes_decisions(self) -> bool:
         """Whether the generation stands, so that a proposal for it can be answered."""
         return self.phase in ("entering", "training") and self._finish is None
@@ -215,55 +222,14 @@ class Coordinator:
         return self._finish is not None
 
     @property
-    def led_here(self) -> Change:
-        """Why the present generation was formed."""
-        return self._led_here
-
-    @property
     def parked(self) -> frozenset[str]:
         """Ranks that have left the present generation."""
         return frozenset(self._parked)
 
     def note_start(self, reason: str, now: float) -> None:
         """Put where the run begins, and why, into the journal."""
-        kind = "run_continued" if self._start.checkpoint else "run_begun_afresh"
+        kind = "run_continued" if self.start.checkpoint else "run_begun_afresh"
         self.event(kind, "info", reason, now)
-
-    @property
-    def start(self) -> Start:
-        return self._start
-
-    def take_over(self, memory: Memory, plans: Mapping[int, GenerationPlan], now: float) -> None:
-        """Go on where the last controller was; see `runtime.control.memory.recall`."""
-        change = memory.change
-        self.generations.recall(plans)
-        # A plan newer than the memory was published in the last moment.
-        phase = memory.phase if self.number == memory.generation else "entering"
-        self._start = memory.start
-        self.progress.start_step = memory.start.step
-        self.aims = [Aim(**msgspec.structs.asdict(aim)) for aim in memory.aims]
-        self._change = Change(
-            cause=change.cause,
-            planned=change.planned,
-            began_at=change.began_at,
-            proposal=change.proposal,
-        )
-        self._led_here = self._change
-        last = self.progress.last
-        self.progress.formed = last is not None and last.generation == self.number
-        self.event("controller_restarted", "warning", "the controller took the run over", now)
-        if self.plan is None:
-            return
-        self.examiner.generation_published(self.plan)
-        self.set_phase("training", now)
-        if phase == "entering" and not self.progress.formed:
-            cause = f"the controller restarted while generation {self.number} formed"
-            self.leave(replace(self._change, cause=cause, planned=False), now)
-        elif phase in ("leaving", "saving", "paused"):
-            self.pausing.recall(self, memory.paused, now, still=phase == "paused")
-            if phase != "paused":
-                self.leave(self._change, now)
-        self.desk.carry_out_approved(self, now)
 
     # workers ---------------------------------------------------------------------------------
 
@@ -298,7 +264,7 @@ class Coordinator:
     def leave(self, change: Change, now: float) -> None:
         """Let every rank leave the current generation; a failure overrides a planned change."""
         assert self.plan is not None
-        leaving, before = self.phase == "leaving", self._change
+        leaving, before = self.phase == "leaving", self.change
         if leaving and before.aborts:
             # All are on their way out already; what began it stays the beginning.
             planned = change.planned and before.planned
@@ -306,7 +272,7 @@ class Coordinator:
             change = replace(change, planned=planned, at_once=True, began_at=began_at)
         if leaving and before.proposal and before.proposal != change.proposal:
             self.desk.book.interrupted(before.proposal, change.cause)
-        self._change = change
+        self.change = change
         if not change.planned and (not leaving or before.planned):
             self.event(
                 "generation_aborted",
@@ -346,12 +312,12 @@ class Coordinator:
         if self._held is not None:
             held, self._held = self._held, None
             self._on_step(held, now)
-        if self._change.planned:
+        if self.change.planned:
             left_at = self.progress.last_commit_at
-            self._change = replace(self._change, began_at=max(self._change.began_at, left_at))
+            self.change = replace(self.change, began_at=max(self.change.began_at, left_at))
             self.progress.leaving(left_at)
         # Ranks that left in the middle of a step may be one apart: the next generation mends that.
-        if self._finish is not None and (not self._change.aborts or self._all_steps_done()):
+        if self._finish is not None and (not self.change.aborts or self._all_steps_done()):
             self.checkpoints.last.begin(self, self._finish, now)
         elif self.pausing.why:
             self.pausing.begin(self, now)
@@ -360,24 +326,27 @@ class Coordinator:
 
     def form_next(self, now: float) -> None:
         """Write and publish the next generation's plan, or end the run if there can be none."""
-        unformed = "" if self.progress.formed else self._led_here.proposal
-        if self._change.proposal and not self.desk.can_go_to(self, self.aims):
-            self.desk.book.interrupted(self._change.proposal, "a GPU it needs has failed")
-            self._change = replace(self._change, proposal="")
+        unformed = "" if self.progress.formed else self.led_here.proposal
+        if self.change.proposal and not self.desk.can_go_to(self, self.aims):
+            self.desk.book.interrupted(self.change.proposal, "a GPU it needs has failed")
+            self.change = replace(self.change, proposal="")
         try:
             self.aims = self.desk.fit_aims(self, now)
             plan, bytes_moved = self.generations.publish_next(self, self.aims)
         except PlanError as error:
             lost = isinstance(error, StateLost)
             reason = f"state lost: {error}" if lost else f"{error}: {self.last_words}"
-            self.end(Finish(status="failed", reason=reason), now)
+            if self._finish is not None:
+                self.end(Finish(status="failed", reason=reason), now)
+            else:
+                self.fallback.begin(self, reason, now)
             return
         if unformed and self.desk.book.is_carried_out_by(unformed, plan):
             # A failure elsewhere: what was approved is part of this generation instead.
-            self._change = replace(self._change, proposal=unformed)
+            self.change = replace(self.change, proposal=unformed)
         elif unformed:
-            self.desk.book.interrupted(unformed, self._change.cause)
-        self._led_here = self._change
+            self.desk.book.interrupted(unformed, self.change.cause)
+        self.led_here = self.change
         self._parked, self._entered = set(), set()
         self.set_phase("entering", now)
         self.power.generation_published(self, plan)
@@ -416,14 +385,14 @@ class Coordinator:
         if done.step > self.progress.committed:
             untold = f"steps {self.progress.committed} to {done.step - 1} were never told"
             self.event("steps_untold", "warning", untold, now)
-        first = self.progress.step_committed(plan, done, self._led_here, waiting=self._waiting())
+        first = self.progress.step_committed(plan, done, self.led_here, waiting=self._waiting())
         self.soundness.look(self, plan, done, now)
         if first:
             self.soundness.formed(self, now)
             self.desk.formed(self, done.at)
             self.desk.refresh(self, now)
-            if self._led_here.planned:
-                began_at = self._led_here.began_at
+            if self.led_here.planned:
+                began_at = self.led_here.began_at
                 self.desk.followup.changed(max(0.0, done.at - done.step_s - began_at))
         self.desk.step_committed(self, done)
         self.power.step_committed(self, plan, done, now)
@@ -434,7 +403,7 @@ class Coordinator:
             self._finish = Finish(status="stopped", reason=reason)
             if self.phase != "leaving":
                 self.set_phase("leaving", now)
-                self._change = Change(cause=reason, planned=True, began_at=now)
+                self.change = Change(cause=reason, planned=True, began_at=now)
                 self.desk.book.lapse(reason)
                 self._form_when_parked(now)
 

@@ -66,7 +66,8 @@ class Desk:
             PlanError: no replica has a live slot.
         """
         aimed = coordinator.change.planned and self.can_go_to(coordinator, coordinator.aims)
-        if coordinator.change.proposal or aimed:
+        anew = coordinator.generations.previous is None and not coordinator.change.proposal
+        if (coordinator.change.proposal or aimed) and not anew:
             return coordinator.aims
         situation = self.situation(coordinator)
         aims = [aim_for(target) for target in leave_out(situation)]

@@ -32,10 +32,21 @@ class Generations:
         """Let these GPUs come empty to the next generation, if others hold all they do."""
         self._distrusted |= frozenset(gpus)
 
-    def recall(self, plans: Mapping[int, GenerationPlan]) -> None:
-        """Go on with the plans an earlier controller published."""
-        self.number, self._history = max(plans, default=0), dict(plans)
+    @property
+    def previous(self) -> GenerationPlan | None:
+        """The plan whose state lives on in the ranks; None when the next one begins afresh."""
+        return self.plan if self._history else None
+
+    def recall(self, plans: Mapping[int, GenerationPlan], *, lost_up_to: int = 0) -> None:
+        """Go on with the plans an earlier controller published; the state of those up to
+        `lost_up_to` counts no more."""
+        self.number = max(plans, default=0)
         self.plan = plans.get(self.number)
+        self._history = {number: plan for number, plan in plans.items() if number > lost_up_to}
+
+    def forget(self) -> None:
+        """What the ranks hold counts no more: the run goes back to a checkpoint."""
+        self._history.clear()
 
     def publish_next(
         self, coordinator: Coordinator, aims: Sequence[Aim]
@@ -72,11 +83,11 @@ class Generations:
             store=self.store,
             past=Past(
                 history=self._history,
-                previous=self.plan,
+                previous=self.previous,
                 standings=standings,
                 committed_steps=progress.committed,
                 start=coordinator.start,
-                told_norm=progress.last.grad_norm if progress.last else None,
+                told_norm=progress.told_norm,
             ),
             aims=aims,
             planned=coordinator.change.planned,

@@ -78,6 +78,11 @@ class Seal:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FindCheckpoint:
+    """Find the newest checkpoint of the run that can be trusted; tell `Fallback.found`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finish:
     """The run is over."""
 
@@ -85,7 +90,7 @@ class Finish:
     reason: str
 
 
-Instruction = Order | Record | Publish | Answer | Seal | Finish
+Instruction = Order | Record | Publish | Answer | Seal | FindCheckpoint | Finish
 
 
 class Outgoing:

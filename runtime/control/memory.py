@@ -8,15 +8,18 @@ writes them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from runtime.control.change import Change
 from runtime.control.examiner import ExaminerMemory
 from runtime.control.fleet import Facts, WorkerStatus
+from runtime.control.succession import Aim
 from runtime.plan.generation import GenerationPlan
 from runtime.plan.manifest import Start
-from storage.records import JournalEntry, Proposal, ProposalChanged, RunEnded
+from storage.records import JournalEntry, Proposal, ProposalChanged, RunEnded, RunRolledBack
 
 if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator
@@ -128,11 +131,14 @@ def recall(
     generation that was just forming cannot find its rendezvous any more: it is left for the next.
     """
     proposals: dict[str, Proposal] = {}
+    back: RunRolledBack | None = None
     for entry in entries:
         coordinator.progress.replay(entry)
         coordinator.desk.policy.replay(entry)
+        coordinator.desk.intake.replay(entry)
         if isinstance(entry, ProposalChanged):
             proposals[entry.proposal.id] = entry.proposal
+        back = entry if isinstance(entry, RunRolledBack) else back
         assert not isinstance(entry, RunEnded), "an ended run is not restored"
     for gpu, seen in memory.gpus.items():
         if gpu in coordinator.fleet:
@@ -143,5 +149,41 @@ def recall(
     coordinator.power.recall(memory.budgets_w, memory.caps_told)
     coordinator.examiner.recall(memory.health)
     coordinator.desk.recall(memory.desk, proposals)
-    coordinator.take_over(memory, plans, now)
+    coordinator.generations.recall(plans, lost_up_to=back.generation if back is not None else 0)
+    coordinator.start = memory.start
+    if back is not None:
+        coordinator.start = Start(checkpoint=back.checkpoint, run=back.run, step=back.step)
+    coordinator.progress.start_step = coordinator.start.step
+    _take_over(coordinator, memory, now)
     coordinator.power.take_over(coordinator.plan)
+
+
+def _take_over(coordinator: Coordinator, memory: Memory, now: float) -> None:
+    """Go on with what the last controller was doing."""
+    change = memory.change
+    # A plan newer than the memory was published in the last moment.
+    phase = memory.phase if coordinator.number == memory.generation else "entering"
+    coordinator.aims = [Aim(**msgspec.structs.asdict(aim)) for aim in memory.aims]
+    coordinator.change = coordinator.led_here = Change(
+        cause=change.cause,
+        planned=change.planned,
+        began_at=change.began_at,
+        proposal=change.proposal,
+    )
+    last = coordinator.progress.last
+    coordinator.progress.formed = last is not None and last.generation == coordinator.number
+    coordinator.event("controller_restarted", "warning", "the controller took the run over", now)
+    if coordinator.plan is None:
+        return
+    coordinator.examiner.generation_published(coordinator.plan)
+    coordinator.set_phase("training", now)
+    if coordinator.generations.previous is None:
+        coordinator.fallback.recall(coordinator, now)
+    elif phase == "entering" and not coordinator.progress.formed:
+        cause = f"the controller restarted while generation {coordinator.number} formed"
+        coordinator.leave(replace(coordinator.change, cause=cause, planned=False), now)
+    elif phase in ("leaving", "saving", "paused", "restoring"):
+        coordinator.pausing.recall(coordinator, memory.paused, now, still=phase == "paused")
+        if phase != "paused":
+            coordinator.leave(coordinator.change, now)
+    coordinator.desk.carry_out_approved(coordinator, now)

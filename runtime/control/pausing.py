@@ -30,6 +30,8 @@ class Pausing:
             return "the run is still starting"
         if coordinator.is_finishing:
             return "the run is ending"
+        if coordinator.phase == "restoring":
+            return "the run goes back to a checkpoint"
         if pause and self.why:
             return f"the run is {self.why} already"
         return "" if pause or self.why else "the run is not paused"

@@ -24,6 +24,7 @@ from storage.records import (
     ReplicaMode,
     ReplicaState,
     RunEnded,
+    RunRolledBack,
     RunStarted,
     RunState,
     RunStatus,
@@ -73,6 +74,14 @@ class Progress:
         self.power: PowerDesk | None = None
         self._start = Start()
         self._replay = _Replay()
+        # Steps below this were committed before the run went back to a checkpoint.
+        self._again_below = 0
+
+    @property
+    def told_norm(self) -> float | None:
+        """Gradient norm of the last committed step, as told; None when nobody told it."""
+        last = self.last
+        return last.grad_norm if last is not None and last.step + 1 == self.committed else None
 
     @property
     def expected_step_s(self) -> float:
@@ -97,6 +106,12 @@ class Progress:
         """The run goes on from a checkpoint."""
         self._start = start
         self.start_step = self.committed = start.step
+
+    def roll_back(self, start: Start) -> None:
+        """The run goes back to a checkpoint: the steps since are run again."""
+        self._again_below = max(self._again_below, self.committed)
+        self.start_step = self.committed = start.step
+        self.formed = False
 
     def started(self, config_json: str) -> None:
         self._outgoing.put(
@@ -133,6 +148,9 @@ class Progress:
             replay.healthy = all(
                 r.mode == "training" and len(r.live) == len(r.gpus) for r in entry.replicas
             )
+        elif isinstance(entry, RunRolledBack):
+            self._again_below = max(self._again_below, entry.committed)
+            self.committed = entry.step
         elif isinstance(entry, StepCommitted):
             self.committed = entry.step + 1
             self._replica_step_s = entry.replica_step_s
@@ -167,6 +185,7 @@ class Progress:
                     tokens=step.tokens,
                     step_s=step.step_s,
                     healthy=replay.healthy,
+                    again=step.step < self._again_below,
                 )
         self.last_commit_at = now
 
@@ -217,6 +236,7 @@ class Progress:
             step_s=None if first else done.step_s,
             waiting=waiting,
             healthy=healthy,
+            again=done.step < self._again_below,
         )
         if first:
             self.formed = True
@@ -360,6 +380,8 @@ def _status(coordinator: Coordinator) -> RunStatus:
         return coordinator.ended.status
     if coordinator.phase == "paused":
         return "paused"
+    if coordinator.fallback.waits:
+        return "waiting"
     if coordinator.progress.last is None:
         return "starting"
     return (
@@ -376,7 +398,9 @@ def _reason(coordinator: Coordinator) -> str:
         return f"{alive} of {len(views)} workers are up"
     if coordinator.phase == "paused":
         return coordinator.pausing.why
-    if coordinator.phase not in ("leaving", "entering", "saving"):
+    if coordinator.fallback.waits:
+        return coordinator.fallback.waits
+    if coordinator.phase not in ("leaving", "entering", "restoring", "saving"):
         return ""
     return coordinator.change.cause if coordinator.number > 1 else "forming the first generation"
 

@@ -17,14 +17,22 @@ if TYPE_CHECKING:
 class RollCall:
     """Takes the words of agents on their workers' processes."""
 
+    def __init__(self) -> None:
+        self._agents: dict[str, int] = {}
+
     def hello(self, coordinator: Coordinator, hello: m.AgentHello, now: float) -> None:
         """A (re)connected agent: start what never ran; take note of what died unseen."""
         missing = []
+        another = self._agents.get(hello.host, hello.pid) != hello.pid
+        self._agents[hello.host] = hello.pid
         for view in coordinator.fleet:
             if view.host != hello.host:
                 continue
             pid = hello.workers.get(view.gpu)
             first = view.status == "absent" and coordinator.phase == "starting"
+            # No GPU was left, and a host is back: its processes are gone, its GPUs need not be.
+            if another and coordinator.phase == "restoring":
+                first = first or view.status == "dead"
             if pid is None and (first or view.status == "starting"):
                 missing.append(view.gpu)
                 view.status, view.since = "starting", now

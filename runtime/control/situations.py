@@ -51,7 +51,7 @@ def _replica(
     if wanted is not None:
         left_out = LeftOut(wanted, urgent=False)
     normal = (config.emulated.normal_cap_w,) * rack.gpus
-    if coordinator.plan is None:
+    if coordinator.generations.previous is None:
         return ReplicaSituation(
             replica=replica,
             rack=rack.name,
@@ -63,7 +63,7 @@ def _replica(
             caps_w=normal,
             slowness=slowness,
         )
-    plan = coordinator.plan.replicas[replica]
+    plan = coordinator.generations.previous.replicas[replica]
     live = tuple(slot for slot in plan.live if slot in alive)
     return ReplicaSituation(
         replica=replica,

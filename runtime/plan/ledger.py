@@ -104,6 +104,7 @@ class Ledger:
         step_s: float | None = None,
         waiting: bool = False,
         healthy: bool = False,
+        again: bool = False,
     ) -> None:
         """A step was committed.
 
@@ -113,6 +114,8 @@ class Ledger:
             step_s: what the step itself took; tells a phase from the first step after it. None: the
                 ideal step time, or all the time since the last commit when no phase was on.
             waiting: a proposal for a dead slot waits; the excess then is the waiting's.
+            again: it was committed before the run went back to a checkpoint: its time is
+                recomputing, and its tokens are counted already.
             healthy: every slot trains; an excess within `HEALTHY_TOLERANCE` is then jitter.
         """
         end = self._clamped(at)
@@ -125,6 +128,10 @@ class Ledger:
         if self._stalled:
             self._spend("checkpointing", min(end, self._mark + self._stalled))
             self._stalled = 0
+        if again:
+            self._spend("recomputing", end)
+            self._credit = 0
+            return
         took = end - self._mark
         allowed = ideal + self._credit
         if healthy:

@@ -19,6 +19,8 @@ PARTS: tuple[Part, ...] = ("detected", "proposed", "waited", "applied", "reduced
 EVIDENCE_S = 120.0
 DEAD_KINDS = ("gpu_failed", "rank_fenced")
 RACK_KINDS = ("switch_failed",)
+# What concerns the whole run is part of every incident that is open then
+RUN_KINDS = ("run_rolled_back", "run_paused", "run_resumed")
 CLEARING_KINDS = ("gpu_repaired", "gpu_cleared", "gpu_recovered")
 
 
@@ -120,6 +122,9 @@ def _drafts(
                 if (draft := open_.get(replica.replica)) and _forms(draft, entry, replica):
                     del open_[replica.replica]
             continue
+        if entry.kind in RUN_KINDS:
+            for draft in open_.values():
+                draft.events.append(entry)
         number = entry.replica if entry.replica is not None else replica_of.get(entry.gpu or "")
         if number is None:
             continue

@@ -41,6 +41,18 @@ def roll_up(connection: Connection, run: str, steps: Sequence[Row], known: dict[
                 continue
             _add(sums, old, -1)
         _add(sums, row, 1)
+    _write(connection, run, sums)
+
+
+def take_out(connection: Connection, run: str, steps: Sequence[Row]) -> None:
+    """Take `steps` out of the sums: they are no part of the run any more."""
+    sums: dict[tuple[int, int, int], Row] = {}
+    for row in steps:
+        _add(sums, row, -1)
+    _write(connection, run, sums)
+
+
+def _write(connection: Connection, run: str, sums: dict[tuple[int, int, int], Row]) -> None:
     if not sums:
         return
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite

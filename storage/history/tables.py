@@ -111,6 +111,26 @@ STEPS = Table(
     Column("replica_step_s", Text, nullable=False),
 )
 
+# Steps that a run lost when it went back to a checkpoint, as they stood in `steps`: no part of its
+# line any more, and never thinned. rolled_back_seq: of the entry that says so.
+SUPERSEDED_STEPS = Table(
+    "superseded_steps",
+    METADATA,
+    *_key(),
+    Column("step", BigInteger, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("loss", Double),
+    Column("grad_norm", Double),
+    Column("tokens", BigInteger, nullable=False),
+    Column("step_s", Double),
+    Column("exposed_sync_s", Double),
+    Column("samples", Text, nullable=False),
+    Column("replica_step_s", Text, nullable=False),
+    Column("rolled_back_seq", BigInteger, nullable=False),
+    Index(None, "run", "step"),
+)
+
 EVENTS = Table(
     "events",
     METADATA,

@@ -15,6 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from storage.history.audit import append_entries
 from storage.history.database import HistoryRejectedError, reading, writing
+from storage.history.rollback import between_rollbacks, supersede
 from storage.history.rollups import known_steps, roll_up
 from storage.history.rows import BadEntry, Gap, Recordable, Row, number, rows_of
 from storage.history.tables import LEDGER_TOTALS, POSITIONS, RUNS, STEPS
@@ -24,6 +25,7 @@ from storage.records import (
     JournalEntry,
     LedgerSpent,
     RunEnded,
+    RunRolledBack,
     RunStarted,
     StepCommitted,
     encode_packed,
@@ -71,18 +73,10 @@ class HistoryWriter:
             fresh = [entry for entry in entries if entry.seq > position]
             if not fresh:
                 return position
-            items = _with_gaps(fresh, position, now)
-            rows = rows_of(run, items)
             _ensure_run(connection, run, fresh[0])
-            steps = rows.get(STEPS, [])
-            known = known_steps(connection, run, steps)
-            roll_up(connection, run, steps, known)
-            for table, found in rows.items():
-                _insert(connection, table, found)
-            append_entries(connection, run, items)
+            for part in between_rollbacks(_with_gaps(fresh, position, now)):
+                _write_part(connection, run, part)
             _spend(connection, run, fresh)
-            new_steps = [row for row in steps if row["step"] not in known]
-            _summarise(connection, run, items, new_steps)
             position = fresh[-1].seq
             connection.execute(
                 update(POSITIONS)
@@ -90,6 +84,21 @@ class HistoryWriter:
                 .values(seq=position, recorded_at=now)
             )
             return position
+
+
+def _write_part(connection: Connection, run: str, items: Sequence[Recordable]) -> None:
+    """Write what may go back to a checkpoint with its first item, but with no other."""
+    first = items[0]
+    if isinstance(first, RunRolledBack):
+        supersede(connection, run, first)
+    rows = rows_of(run, items)
+    steps = rows.get(STEPS, [])
+    known = known_steps(connection, run, steps)
+    roll_up(connection, run, steps, known)
+    for table, found in rows.items():
+        _insert(connection, table, found)
+    append_entries(connection, run, items)
+    _summarise(connection, run, items, [row for row in steps if row["step"] not in known])
 
 
 def _insert_into(connection: Connection, table: Table) -> Any:

@@ -25,8 +25,18 @@ from runtime.config import (
 )
 from runtime.control import messages as m
 from runtime.control.coordinator import Coordinator
-from runtime.control.instructions import Answer, Finish, Instruction, Order, Publish, Record, Seal
+from runtime.control.instructions import (
+    Answer,
+    FindCheckpoint,
+    Finish,
+    Instruction,
+    Order,
+    Publish,
+    Record,
+    Seal,
+)
 from runtime.plan.generation import GenerationPlan
+from runtime.plan.manifest import Start
 from storage.records import (
     Command,
     CommandResult,
@@ -42,6 +52,7 @@ from storage.records import (
     Trigger,
 )
 from tests.support.control_ranks import SimRanks, SimWorker
+from tests.support.line import line_of
 
 TICK_S = 0.1
 LATENCY_S = 0.002
@@ -91,6 +102,7 @@ class SimCluster:
     """
 
     config: Config
+    run_id: str = "sim"
     checkpoints: str = ""
     slow_start: set[str] = field(default_factory=set)
     now: float = 1_000.0
@@ -111,7 +123,7 @@ class SimCluster:
         self._kept: dict[str, list[m.FromAgent]] = {}
         self.coordinator = Coordinator(
             self.config,
-            run="sim",
+            run=self.run_id,
             store=("127.0.0.1", 1),
             now=self.now,
             checkpoints=self.checkpoints,
@@ -278,6 +290,10 @@ class SimCluster:
         return [e for e in self.entries if isinstance(e, StepCommitted)]
 
     @property
+    def line(self) -> list[StepCommitted]:
+        return line_of(self.entries)
+
+    @property
     def decisions(self) -> list[DecisionMade]:
         return [e for e in self.entries if isinstance(e, DecisionMade)]
 
@@ -316,7 +332,7 @@ class SimCluster:
     # invariants ------------------------------------------------------------------------------
 
     def _check_steps(self) -> None:
-        steps = self.steps
+        steps = self.line
         numbers = [s.step for s in steps]
         assert numbers == sorted(set(numbers)), "every step once, in order"
         # Only what a host took with it that never came back is missing, and the journal says so.
@@ -379,7 +395,8 @@ class SimCluster:
         if ended:
             assert len(ended) == 1
             assert abs(end - ended[0].at) < 1e-6
-            assert sum(s.tokens for s in spans) == sum(s.tokens for s in self.steps)
+            once = {s.step: s.tokens for s in reversed(self.steps)}
+            assert sum(s.tokens for s in spans) == sum(once.values())
 
     # the clock -------------------------------------------------------------------------------
 
@@ -433,8 +450,19 @@ class SimCluster:
                 self.answers[one.result.id] = one.result
             elif isinstance(one, Seal):
                 self.seals.append(one)
+            elif isinstance(one, FindCheckpoint):
+                self.later(LATENCY_S, self._find_checkpoint)
             else:
                 self.finish = one
+
+    def _find_checkpoint(self) -> None:
+        start = None
+        if self.seals:
+            newest = self.seals[-1]
+            step = newest.manifest.applied_step
+            start = Start(checkpoint=newest.folder, run="sim", step=step)
+        self.coordinator.fallback.found(self.coordinator, start, "", self.now)
+        self._carry_out(self.coordinator.outgoing.take())
 
     @property
     def _plan(self) -> GenerationPlan:

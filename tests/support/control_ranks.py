@@ -215,7 +215,7 @@ class SimRanks:
                     worker.applied, worker.norm = roll.step + 1, roll.grad_norm
                 assert worker.applied == plan.applied_step, f"{worker.gpu} is not where they are"
         if not plan.sources:
-            assert plan.applied_step == 0, "nobody has the state"
+            assert plan.applied_step == 0 or plan.checkpoint, "nobody has the state"
         for worker in members:
             worker.applied, worker.synced, worker.layout = plan.applied_step, False, plan.generation
             self._cluster.from_agent(
