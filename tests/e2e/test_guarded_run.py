@@ -9,27 +9,36 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import pytest
 import redis
+import sqlalchemy as sa
 from playwright.sync_api import Page
 
 from storage.identity import Role, sign
 from storage.live.redis_store import RedisStore
 from storage.records import CommandResult, Decide, Proposal, encode_packed
 from tests.conftest import missing
-from tests.support import services
-from tests.support.acl import GuardedRedis, guarded_redis
+from tests.support import leaks, services
+from tests.support.acl import PASSWORDS, GuardedRedis, guarded_redis
 from tests.support.services import wait_until
 from tests.support.up import Up
 
 GPU = "rack-0/1"
-SECRETS = {
+DATABASE_PASSWORD = "database-pass-word-0123"
+KEYS = {
     "COUNTERPOISE_CONTROL_KEY": "control-key-0123456789abcdef0123456789abcdef",
     "COUNTERPOISE_APP_KEY": "app-key-0123456789abcdef0123456789abcdef",
     "COUNTERPOISE_CLI_KEY": "cli-key-0123456789abcdef0123456789abcdef",
 }
+SECRETS = (
+    KEYS
+    | PASSWORDS
+    | {f"{name} in an address": quote(one, safe="") for name, one in PASSWORDS.items()}
+    | {"the database's": DATABASE_PASSWORD}
+)
 CONFIG = """
 name = "guarded"
 [model]
@@ -61,12 +70,17 @@ def guarded() -> Iterator[GuardedRedis]:
 
 
 @pytest.fixture
-def up(guarded: GuardedRedis, tmp_path: Path) -> Iterator[Up]:
+def up(guarded: GuardedRedis, postgres_url: str, tmp_path: Path) -> Iterator[Up]:
+    # The server trusts whoever reaches its socket: it takes any password
+    database = sa.make_url(postgres_url).set(password=DATABASE_PASSWORD)
     config = tmp_path / "run.toml"
     config.write_text(CONFIG)
     running = Up(
         tmp_path / "home", "--fresh", "--config", str(config),
-        environment=SECRETS | guarded.env | {"COUNTERPOISE_REDIS_URL": guarded.url},
+        environment=KEYS | PASSWORDS | {
+            "COUNTERPOISE_REDIS_URL": guarded.url,
+            "COUNTERPOISE_DATABASE_URL": database.render_as_string(hide_password=False),
+        },
     )  # fmt: skip
     yield running
     running.kill_hard()
@@ -110,7 +124,7 @@ def _decide(proposal: Proposal, who: str = "mallory") -> Decide:
 
 
 def _signed(proposal: Proposal, role: Role, run: str, key: str = "COUNTERPOISE_APP_KEY") -> Decide:
-    return sign(_decide(proposal, who="vera"), run, role, SECRETS[key].encode())
+    return sign(_decide(proposal, who="vera"), run, role, KEYS[key].encode())
 
 
 @pytest.mark.timeout(300)
@@ -136,6 +150,8 @@ def test_a_run_under_rights_of_its_own_and_who_cannot_touch_it(
     _a_replayed_decision_counts_once(guarded, run, name, forged)
     expected = {(user, what) for user, _, what in guarded.refusals()}
 
+    _only_this_machine_is_let_in(up)
+    _no_secret_is_in_sight(up, page)
     assert up.interrupt() == 0
     wait_until(lambda: not up.processes(), 10.0, f"an end of {up.processes()}")
     # Nothing that a process of ours wanted was refused, up to the last of them
@@ -143,6 +159,24 @@ def test_a_run_under_rights_of_its_own_and_who_cannot_touch_it(
     assert not {user for user, _ in expected} & {"controller", "default"}
     _the_audit_tells_it(up, run, forged)
     viewer.close()
+    assert leaks.containing([up.home, up.log, guarded.server.folder], SECRETS) == []
+
+
+def _only_this_machine_is_let_in(up: Up) -> None:
+    addresses = leaks.listening(up.processes())
+    assert len(addresses) > 2, "the dashboard, the controller and its rendezvous listen"
+    assert [one for one in addresses if not one.startswith(("127.", "::1"))] == []
+
+
+def _no_secret_is_in_sight(up: Up, page: Page) -> None:
+    seen = {
+        "command lines": leaks.command_lines(up.processes()),
+        "address": page.url,
+        "page": page.content(),
+        "terminal": up.said(),
+    }
+    shown = [(where, name) for where in seen for name, one in SECRETS.items() if one in seen[where]]
+    assert shown == []
 
 
 def _state(store: RedisStore, run: str, name: str) -> str:
