@@ -145,14 +145,25 @@ class RackConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Racks and the devices in them. Device and backend are configuration, no fork in the code."""
+    """Racks and the devices in them. Device and backend are configuration, no fork in the code.
+
+    gpu_memory_gb: of one GPU (10**9 bytes); what does not fit is refused and never proposed. 0: not
+        known, and nothing is.
+    """
 
     racks: tuple[RackConfig, ...] = (RackConfig(name="rack-0"), RackConfig(name="rack-1"))
     device: Literal["emulated", "cuda"] = "emulated"
     backend: Literal["gloo", "nccl"] = "gloo"
+    gpu_memory_gb: float = 0.0
 
     def __post_init__(self) -> None:
         _require(len(self.racks) >= 1, "racks", list(self.racks), "at least one rack")
+        _require(
+            0 <= self.gpu_memory_gb < math.inf,
+            "gpu_memory_gb",
+            self.gpu_memory_gb,
+            "0 (not known) or more",
+        )
         names = [rack.name for rack in self.racks]
         _require(len(set(names)) == len(names), "racks", names, "distinct names")
         _require(

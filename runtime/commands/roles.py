@@ -18,6 +18,7 @@ from runtime.config import Config, load_config
 from runtime.control.lineage import end_with_parent
 from runtime.errors import UserError
 from runtime.plan.manifest import Start
+from runtime.plan.memory import require_fit
 from storage.identity import WRITERS, not_genuine, refusal, writer_key
 from storage.live.acl import as_role
 from storage.settings import Settings
@@ -46,7 +47,8 @@ def controller(config_path: Path | None, run_id: str, port: int | None, fresh: b
     from storage.live.redis_store import RedisStore
 
     set_up_logging()
-    settings, config = as_role(Settings.from_env(), "controller"), load_config(config_path)
+    settings = as_role(Settings.from_env(), "controller")
+    config = require_fit(load_config(config_path))
     if port is not None:
         config = with_port(config, port)
     run_id = run_id or mint_run_id(config)
@@ -87,7 +89,7 @@ def agent(config_path: Path | None, host: str, address: str) -> None:
     from storage.live.redis_store import RedisStore
 
     set_up_logging()
-    settings, config = as_role(Settings.from_env(), "agent"), load_config(config_path)
+    settings, config = as_role(Settings.from_env(), "agent"), require_fit(load_config(config_path))
     stop = threading.Event()
     host = _our_host(config, host)
     store = RedisStore.for_ui(settings.redis_url)

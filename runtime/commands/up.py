@@ -23,6 +23,7 @@ from runtime.control.supervisor import (
 )
 from runtime.errors import UserError
 from runtime.notify.settings import BASE_URL, NotifySettings
+from runtime.plan.memory import require_fit
 from storage.live.acl import as_role
 from storage.live.embedded import EmbeddedServer, EmbeddedServerError
 from storage.live.port import LiveStoreDown
@@ -52,7 +53,7 @@ def up(config_path: Path | None, port: int | None, fresh: bool) -> None:
     it; the next `up` goes on from there.
     """
     check_sign_in()
-    session = _Session(load_config(config_path), config_path, fresh=fresh)
+    session = _Session(require_fit(load_config(config_path)), config_path, fresh=fresh)
     sys.exit(session.run(first_free_port(port)))
 
 
@@ -64,7 +65,7 @@ def train(config_path: Path | None, fresh: bool) -> None:
 
     Uses the Redis that answers for this home (or COUNTERPOISE_REDIS_URL), else starts one.
     """
-    sys.exit(_Session(load_config(config_path), config_path, fresh=fresh).run(None))
+    sys.exit(_Session(require_fit(load_config(config_path)), config_path, fresh=fresh).run(None))
 
 
 class _Session:

@@ -6,13 +6,14 @@ all. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from runtime.errors import PlanError
 from runtime.plan.cost import ReplicaLoad
+from runtime.plan.memory import largest, misfit
 from runtime.plan.situation import ReplicaSituation, Situation
 from runtime.plan.wording import risk, share_of, title
 from runtime.power.emulated import sustained_w
@@ -307,6 +308,8 @@ def _shared_out(
 
 def _predicted(situation: Situation, subject: ReplicaSituation, change: _Change) -> Option:
     loads = _shared_out(situation, subject, change.loads, trains=bool(change.shape))
+    if reason := _misfit(situation, change, loads):
+        return _infeasible(situation, subject, change.kind, reason)
     step = situation.model.predict(loads)
     shape = tuple(
         change.shape if replica.replica == subject.replica else replica.shape
@@ -330,6 +333,16 @@ def _predicted(situation: Situation, subject: ReplicaSituation, change: _Change)
         risk=change.risk,
         caps_w=caps_w,
     )
+
+
+def _misfit(situation: Situation, change: _Change, loads: Sequence[ReplicaLoad]) -> str:
+    """Why what `change` makes of a replica does not fit its GPUs, "" if it does."""
+    for index in sorted(change.loads):
+        load, now = loads[index], situation.replicas[index]
+        need = largest(situation.config, load.holders, load.live, load.num_samples, now.holders)
+        if reason := misfit(situation.config, need):
+            return f"replica {index} does not fit: {reason}"
+    return ""
 
 
 def _reshaped(

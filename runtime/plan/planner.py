@@ -12,6 +12,7 @@ import msgspec
 
 from runtime.errors import PlanError
 from runtime.layout.units import without
+from runtime.plan.memory import largest, misfit
 from runtime.plan.options import build
 from runtime.plan.situation import ReplicaSituation, ReplicaTarget, Situation
 from storage.records import ActionKind, Option
@@ -75,17 +76,20 @@ def leave_out(situation: Situation) -> tuple[ReplicaTarget, ...]:
     """What every replica shall be right after a failure, unasked.
 
     Replicas that are whole train on and carry the global batch; broken ones stand by. If none is
-    left, every replica with live slots takes over its own dead slots and trains: the run never
-    waits for a person.
+    left, every replica with live slots takes over its own dead slots and trains, if that fits its
+    GPUs: the run never waits for a person.
 
     Raises:
-        PlanError: no replica has a live slot.
+        PlanError: no replica has a live slot, or none that has fits.
     """
     if not any(replica.live for replica in situation.replicas):
         raise PlanError("no replica has a live slot")
     trains = [replica.trains for replica in situation.replicas]
     if not any(trains):
-        trains = [bool(replica.live) for replica in situation.replicas]
+        obstacles = [_takeover_obstacle(situation, replica) for replica in situation.replicas]
+        trains = [not obstacle for obstacle in obstacles]
+        if not any(trains):
+            raise PlanError(f"no replica can go on: {'; '.join(filter(None, obstacles))}")
     loads = []
     for replica, on in zip(situation.replicas, trains, strict=True):
         load = situation.load(replica)
@@ -104,6 +108,19 @@ def leave_out(situation: Situation) -> tuple[ReplicaTarget, ...]:
         )
         for replica, load, on in zip(situation.replicas, shared, trains, strict=True)
     )
+
+
+def _takeover_obstacle(situation: Situation, replica: ReplicaSituation) -> str:
+    """Why `replica` cannot go on with its live slots alone, "" if it can."""
+    if not replica.live:
+        return f"replica {replica.replica} has no live slot"
+    holders = situation.layout(replica, replica.live)
+    # It may have to carry the whole batch.
+    batch = situation.config.train.global_batch
+    reason = misfit(
+        situation.config, largest(situation.config, holders, replica.live, batch, replica.holders)
+    )
+    return f"replica {replica.replica} does not fit: {reason}" if reason else ""
 
 
 def _subject(situation: Situation, replica: int) -> ReplicaSituation:
