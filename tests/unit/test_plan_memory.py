@@ -10,9 +10,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from runtime.cli import cli
 from runtime.config import ClusterConfig, Config, ModelConfig, RackConfig, TrainConfig
 from runtime.engine.engine import Engine
-from runtime.errors import PlanError
+from runtime.errors import ConfigError, PlanError
 from runtime.layout.takeover import home_holders, takeover
 from runtime.layout.units import held_units
 from runtime.plan.memory import USABLE, largest, misfit, require_fit, slot_memory, token_bytes
