@@ -173,9 +173,9 @@ class KernelLogReader:
         if serial is not None:
             self._identify(self._serial_for, serial=serial[1])
         if _XID_WORD.search(text) and ("NVRM" in text or "nvidia-nvswitch" in text):
-            # Severity and data of an SXid come after it, on lines of their own.
-            if not _SXID_DETAIL.search(text):
-                self._held = _Held(self.num_lines, message.at, text)
+            held = _Held(self.num_lines, message.at, text)
+            if not _SXID_DETAIL.search(text) or not self._is_detail(held):
+                self._held = held
             return []
         one_line = _FELL_ONE_LINE.search(text)
         if one_line is not None:
@@ -203,6 +203,15 @@ class KernelLogReader:
             self._falling = None
         return []
 
+    def _is_detail(self, held: _Held) -> bool:
+        """Severity and data of an SXid come after it, on lines of their own. Where it is not
+        there, it was lost, and the first of them stands for it."""
+        decoded = decode_line(held.text)
+        if decoded is None:
+            return False
+        past = self._past_of(decoded.pci)
+        return past.code == decoded.code and self._is_near(past.line, past.at, held)
+
     # events ----------------------------------------------------------------------------------
 
     def _event(self, held: _Held, decoded: Decoded) -> list[Observation]:
@@ -219,7 +228,7 @@ class KernelLogReader:
         verdict = entry.verdict if entry.fixed else (decoded.verdict or entry.verdict)
         if cause is not None and decoded.code != 154:
             verdict = "healthy"  # Cleaning up after another Xid says nothing more of the GPU.
-        if decoded.code in _CAUSES and not decoded.is_switch and cause is None:
+        if decoded.is_switch or (decoded.code in _CAUSES and cause is None):
             past.code, past.line, past.at = decoded.code, held.line, held.at
         action = decoded.action or ("" if decoded.is_switch else entry.immediate)
         if decoded.code == 45:

@@ -21,6 +21,7 @@ from runtime.health.smi_xml import SmiError, SmiReader
 FileKind = Literal["kernel_log", "nvidia_smi", "prometheus"]
 _HEAD_BYTES = 65_536
 _CHUNK_BYTES = 65_536
+_NO_HANDLE = "Unable to determine the device handle"
 _EXPOSITION = ("# HELP ", "# TYPE ", "DCGM_", "nvidia_smi_")
 
 
@@ -76,10 +77,11 @@ class ParsedFile:
 def kind_of(head: str) -> FileKind:
     """What a file is, by its beginning; what is nothing else is taken for a kernel log."""
     start = head.lstrip("\ufeff \t\r\n")
-    if start.startswith("<") and not start[1:2].isdigit():
+    is_xml = start.startswith("<") and not start[1:2].isdigit()
+    if is_xml or "<nvidia_smi_log" in start or start.startswith(_NO_HANDLE):
         return "nvidia_smi"
     lines = start.splitlines()
-    if any(line.startswith(_EXPOSITION) for line in lines[:50]):
+    if any(line.lstrip().startswith(_EXPOSITION) for line in lines[:50]):
         return "prometheus"
     return "kernel_log"
 

@@ -68,6 +68,8 @@ class Reading(msgspec.Struct, kw_only=True):
     repair_pending: bool | None = None
     unrepairable_memory: bool | None = None
     read_error: bool | None = None
+    fabric_degraded: bool | None = None
+    fabric_unhealthy: bool | None = None
     nvlink_errors: int | None = None
     xid: int | None = None
     xid_count: int = 1
@@ -98,6 +100,8 @@ _FLAGS: tuple[tuple[str, GpuState, str], ...] = (
     ("remap_pending", "suspect", "RESET_GPU"),
     ("repair_pending", "suspect", "RESET_GPU"),
     ("read_error", "suspect", "CONTACT_SUPPORT"),
+    ("fabric_degraded", "suspect", "INVESTIGATE_LINK"),
+    ("fabric_unhealthy", "suspect", "INVESTIGATE_LINK"),
     ("retirement_pending", "suspect", "RESET_GPU"),
 )
 _CODES = {"remap_failure": "row_remap_failure", "remap_pending": "row_remap_pending"}

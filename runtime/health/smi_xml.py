@@ -6,8 +6,9 @@ are bounded. Pure.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from xml.parsers import expat
 
 from runtime.errors import CounterpoiseError
@@ -18,12 +19,21 @@ SIZE_LIMIT = 64 << 20
 DEPTH_LIMIT = 48
 TEXT_LIMIT = 4096
 GPU_LIMIT = 1024
+KEPT_BAD = 100
 _LOST = re.compile(r"(?i)gpu is lost")
 # One sensor that cannot be read is no lost GPU.
 _UNREADABLE = re.compile(r"(?i)unknown error|err!")
 _RESET = re.compile(r"(?i)gpu requires (?:a )?reset")
-_VOID = frozenset({"", "n/a", "[n/a]", "none", "unknown", "[not supported]", "not supported"})
-
+_VOID = frozenset(
+    {"", "n/a", "[n/a]", "none", "unknown", "[not supported]", "not supported",
+     "requested functionality has been deprecated"}
+)  # fmt: skip
+# What it prints outside the XML of a GPU that it cannot open; its index may come first.
+_NO_HANDLE = re.compile(
+    r"Unable to determine the device handle for (?:GPU|gpu)\s*(?:\d{1,3}:\s+)?"
+    r"([0-9a-fA-F]{4,8}:[0-9a-fA-F:.]{4,12})?:?\s*(.{0,200})"
+)
+_OUTSIDE_BYTES = 65_536
 
 _FLAGS = {
     "reset_required": "reset_required",
@@ -34,7 +44,11 @@ _FLAGS = {
     "channel_repair_pending": "repair_pending",
     "tpc_repair_pending": "repair_pending",
     "unrepairable_memory": "unrepairable_memory",
+    "route_unhealthy": "fabric_unhealthy",
 }
+
+
+_JUNK = expat.errors.codes[expat.errors.XML_ERROR_JUNK_AFTER_DOC_ELEMENT]
 
 
 class SmiError(CounterpoiseError):
@@ -62,6 +76,10 @@ class SmiReader:
         self._size = 0
         self._gpu: Reading | None = None
         self._ecc: dict[str, int] = {}
+        self._lines_before = 0
+        # Line at which the document was over and something else began.
+        self._after: int | None = None
+        self._tail = b""
 
     def read(self, chunks: Iterable[bytes]) -> list[Reading]:
         """All readings of a document.
@@ -69,16 +87,68 @@ class SmiReader:
         Raises:
             SmiError: not well-formed, too large, too deep, with entities, or another document.
         """
+        head, rest = self._before_xml(iter(chunks))
         try:
-            for chunk in chunks:
-                self._size += len(chunk)
-                if self._size > SIZE_LIMIT:
-                    raise SmiError(f"the XML is larger than {SIZE_LIMIT >> 20} MiB")
-                self._parser.Parse(chunk, False)
-            self._parser.Parse(b"", True)
+            for chunk in rest:
+                self._parse(chunk)
+            if self._after is None:
+                self._parser.Parse(b"", True)
+            else:
+                self._outside(self._tail.decode("utf-8", "replace"), self._after)
         except expat.ExpatError as error:
-            raise SmiError(f"the XML is not well-formed: {error}") from error
+            why = f"the XML is not well-formed: {error}"
+            if self.readings and not self._size:
+                return self.readings
+            raise SmiError(f"{why}; it begins with {clipped(head)!r}" if head else why) from error
         return self.readings
+
+    # outside the XML -------------------------------------------------------------------------
+
+    def _before_xml(self, chunks: Iterator[bytes]) -> tuple[str, Iterable[bytes]]:
+        """What is printed before the XML, and the rest: complaints about GPUs come first."""
+        head = b""
+        for chunk in chunks:
+            head += chunk
+            if b"<" in head or len(head) > _OUTSIDE_BYTES:
+                break
+        begin = head.find(b"<")
+        before, xml = (head, b"") if begin < 0 else (head[:begin], head[begin:])
+        text = before.decode("utf-8", "replace").lstrip("\ufeff")
+        self._outside(text, 1)
+        self._lines_before = before.count(b"\n")
+        return text.strip(), itertools.chain([xml] if xml else [], chunks)
+
+    def _parse(self, chunk: bytes) -> None:
+        """Feed the parser; what follows the document is no part of it."""
+        self._size += len(chunk)
+        if self._size > SIZE_LIMIT:
+            raise SmiError(f"the XML is larger than {SIZE_LIMIT >> 20} MiB")
+        if self._after is None:
+            try:
+                self._parser.Parse(chunk, False)
+                return
+            except expat.ExpatError as error:
+                if error.code != _JUNK or self._path:
+                    raise
+            self._after = self._line
+            begin = self._parser.ErrorByteIndex - (self._size - len(chunk))
+            chunk = chunk[max(0, begin) :]
+        self._tail += chunk[: _OUTSIDE_BYTES - len(self._tail)]
+
+    def _outside(self, text: str, first_line: int) -> None:
+        for number, line in enumerate(text.splitlines(), first_line):
+            lost = _NO_HANDLE.search(line)
+            if lost is not None and len(self.readings) < GPU_LIMIT:
+                pci = normal_pci((lost[1] or "").strip(":"))
+                self.readings.append(Reading(pci=pci, lost=clipped(line.strip()), line=number))
+            elif line.strip() and len(self.not_understood) < KEPT_BAD:
+                self.not_understood.append(
+                    NotUnderstood(line=number, text=clipped(line.strip()), reason="is no XML")
+                )
+
+    @property
+    def _line(self) -> int:
+        return self._parser.CurrentLineNumber + self._lines_before
 
     # handlers --------------------------------------------------------------------------------
 
@@ -92,9 +162,7 @@ class SmiReader:
         if self._path == ["nvidia_smi_log", "gpu"]:
             if len(self.readings) >= GPU_LIMIT:
                 raise SmiError(f"the XML names more than {GPU_LIMIT} GPUs")
-            self._gpu = Reading(
-                pci=normal_pci(attributes.get("id", "")), line=self._parser.CurrentLineNumber
-            )
+            self._gpu = Reading(pci=normal_pci(attributes.get("id", "")), line=self._line)
             self._ecc = {}
             self.readings.append(self._gpu)
 
@@ -135,6 +203,8 @@ class SmiReader:
             gpu.temp_c = self._number(text)
         elif name in ("power_draw", "instant_power_draw", "average_power_draw"):
             gpu.power_w = gpu.power_w if gpu.power_w is not None else self._number(text)
+        elif path == ["fabric", "health", "bandwidth"]:
+            gpu.fabric_degraded = text.lower() == "degraded"
         elif path[0] in ("clocks_event_reasons", "clocks_throttle_reasons"):
             reason = name.rpartition("_reason_")[2]
             if reason in SLOWDOWNS and self._flag(text):
@@ -178,13 +248,11 @@ class SmiReader:
 
     def _bad(self, text: str, reason: str) -> None:
         told = _LOST.search(text) or _RESET.search(text) or _UNREADABLE.search(text)
-        if told or len(self.not_understood) >= 100:
+        if told or len(self.not_understood) >= KEPT_BAD:
             return
         where = "/".join(self._path)
         self.not_understood.append(
-            NotUnderstood(
-                line=self._parser.CurrentLineNumber, text=clipped(f"{where}: {text}"), reason=reason
-            )
+            NotUnderstood(line=self._line, text=clipped(f"{where}: {text}"), reason=reason)
         )
 
 

@@ -55,6 +55,9 @@ class Decoded(NamedTuple):
 # What NVML and Xid 154 call the recovery action: word -> (verdict, action).
 RECOVERY: dict[str, tuple[GpuState, str]] = {
     "none": ("healthy", "IGNORE"),
+    # The short forms are nvidia-smi's.
+    "reset": ("failed", "RESET_GPU"),
+    "reboot": ("failed", "RESTART_BM"),
     "gpu reset": ("failed", "RESET_GPU"),
     "gpu reset required": ("failed", "RESET_GPU"),
     "node reboot": ("failed", "RESTART_BM"),

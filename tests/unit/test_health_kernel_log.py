@@ -130,6 +130,16 @@ def test_details_of_an_sxid_are_no_further_events() -> None:
     detail = "[1.1] nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Severity 1 Engine instance 30"
     data = "[1.1] nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Data {0x50610002, 0x1}"
     assert codes(first, detail, data) == [(20034, None)]
+    assert codes(first, detail, data, first, detail) == [(20034, None)] * 2
+
+
+def test_details_of_an_sxid_stand_for_it_where_it_was_lost() -> None:
+    detail = "[1.1] nvidia-nvswitch2: SXid (PCI:0000:c4:00.0): 10002, Severity 5 Engine instance 00"
+    data = "[1.1] nvidia-nvswitch2: SXid (PCI:0000:c4:00.0): 10002, Data {0x1c0, 0x1}"
+    (seen,) = read(detail, data)
+    assert (seen.code, seen.verdict) == (10002, "suspect")  # How bad, the lost line said.
+    other = "[1.1] nvidia-nvswitch2: SXid (PCI:0000:c4:00.0): 23001, Data {0x1c0, 0x1}"
+    assert [each.verdict for each in read(detail, other)] == ["suspect", "failed"]
 
 
 def test_identities_are_learnt_from_the_log() -> None:

@@ -39,6 +39,8 @@ XML = """<?xml version="1.0" ?>
       <clocks_event_reason_sw_power_cap>Active</clocks_event_reason_sw_power_cap>
     </clocks_event_reasons>
     <temperature><gpu_temp>{temp}</gpu_temp></temperature>
+    <fabric><state>Completed</state><health><bandwidth>{bandwidth}</bandwidth>
+      <route_unhealthy>{route}</route_unhealthy></health></fabric>
   </gpu>
   <gpu id="00000000:02:00.0"><uuid>GPU-bbbbbbbb-0000-0000-0000-000000000002</uuid></gpu>
 </nvidia_smi_log>
@@ -46,6 +48,7 @@ XML = """<?xml version="1.0" ?>
 FINE = {
     "reset": "No", "recovery": "None", "ecc": "0", "pending": "No", "failure": "No",
     "hot": "Not Active", "temp": "41 C", "threshold": "No", "repair": "No", "broken": "N/A",
+    "bandwidth": "Full", "route": "False",
 }  # fmt: skip
 
 
@@ -62,6 +65,12 @@ def smi(**values: str) -> tuple[list[Observation], SmiReader]:
         ({"reset": "Yes"}, "reset_required", "failed"),
         ({"recovery": "Drain and Reset"}, "recovery_action", "draining"),
         ({"recovery": "GPU Reset"}, "recovery_action", "failed"),
+        ({"recovery": "Reset"}, "recovery_action", "failed"),
+        ({"recovery": "Reboot"}, "recovery_action", "failed"),
+        ({"recovery": "Drain P2P"}, "recovery_action", "draining"),
+        ({"reset": "Requested functionality has been deprecated"}, None, "healthy"),
+        ({"bandwidth": "Degraded"}, "fabric_degraded", "suspect"),
+        ({"route": "True"}, "fabric_unhealthy", "suspect"),
         ({"ecc": "3"}, "ecc_uncorrected", "suspect"),
         ({"pending": "Yes"}, "row_remap_pending", "suspect"),
         ({"failure": "Yes"}, "row_remap_failure", "draining"),
@@ -113,6 +122,46 @@ def test_smi_refuses_hostile_and_foreign_xml(document: bytes) -> None:
         SmiReader().read([document])
 
 
+@pytest.mark.parametrize(
+    ("line", "gpu"),
+    [
+        ("Unable to determine the device handle for GPU0000:CB:00.0: Unknown Error",
+         "0000:cb:00.0"),
+        ("Unable to determine the device handle for GPU1: 0000:34:00.0: Unknown Error",
+         "0000:34:00.0"),
+        ("Unable to determine the device handle for gpu 0000:46:00.0: GPU is lost.  Reboot the "
+         "system to recover this GPU", "0000:46:00.0"),
+        ("Unable to determine the device handle for GPU0: Unknown Error", None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("where", ["before", "after", "alone"])
+def test_smi_names_a_gpu_that_it_cannot_open_outside_its_xml(
+    line: str, gpu: str | None, where: str
+) -> None:
+    document = XML.format(**FINE)
+    text = {"before": f"{line}\n{document}", "after": f"{document}\n{line}\n", "alone": line}[where]
+    assert kind_of(text) == "nvidia_smi"
+    for size in (7, 1 << 16):
+        data, reader = text.encode(), SmiReader()
+        readings = reader.read([data[i : i + size] for i in range(0, len(data), size)])
+        (lost,) = [each for each in readings if each.lost]
+        seen = judge(lost, "nvidia_smi", CATALOGUE)
+        assert (seen.gpu, seen.code, seen.verdict) == (gpu, "gpu_lost", "failed")
+        assert seen.line == (1 + document.count("\n") + 1 if where == "after" else 1)
+        assert len(readings) == (1 if where == "alone" else 3)
+        assert reader.not_understood == []
+        if where == "before":
+            assert readings[1].line == 1 + 5
+
+
+def test_smi_shows_what_else_is_no_xml() -> None:
+    reader = SmiReader()
+    reader.read([b"WARNING: infoROM is corrupted\n" + XML.format(**FINE).encode()])
+    assert [(each.line, each.reason) for each in reader.not_understood] == [(1, "is no XML")]
+    with pytest.raises(SmiError, match=r"it begins with .NVIDIA-SMI has failed"):
+        SmiReader().read([b"NVIDIA-SMI has failed because it couldn't communicate"])
+
+
 def test_smi_refuses_what_is_too_large() -> None:
     chunk = b"<nvidia_smi_log>" + b" " * (1 << 20)
     with pytest.raises(SmiError, match="larger"):
@@ -121,7 +170,8 @@ def test_smi_refuses_what_is_too_large() -> None:
 
 @given(st.binary(max_size=400))
 def test_smi_fuzz(data: bytes) -> None:
-    for document in (data, b"<nvidia_smi_log><gpu id='1:00.0'>" + data):
+    whole = XML.format(**FINE).encode()
+    for document in (data, b"<nvidia_smi_log><gpu id='1:00.0'>" + data, data + whole, whole + data):
         try:
             SmiReader().read([document])
         except SmiError:
@@ -180,6 +230,7 @@ def test_exposition_fuzz(lines: list[str]) -> None:
 def test_kinds_of_files() -> None:
     assert kind_of(XML) == "nvidia_smi"
     assert kind_of(PROM) == "prometheus"
+    assert kind_of('   DCGM_FI_DEV_GPU_TEMP{gpu="0"} 41\n') == "prometheus"
     assert kind_of("<6>[1.0] NVRM: hello") == "kernel_log"
     assert kind_of("") == "kernel_log"
 

@@ -265,6 +265,31 @@ def test_nvidia_smi(tmp_path: Path) -> None:
     assert missing.state.status == "missing"
 
 
+def test_a_gpu_that_nvidia_smi_no_longer_lists_is_lost(tmp_path: Path) -> None:
+    def listing(*buses: str, complaint: str = "") -> None:
+        gpus = "".join(f"<gpu id='0:{bus}:00.0'><uuid>GPU-{bus}</uuid></gpu>" for bus in buses)
+        text = f"print('<nvidia_smi_log>{{}}</nvidia_smi_log>'.format({gpus!r}))"
+        if complaint:
+            text = f"import sys; print({complaint!r}, file=sys.stderr)\n{text}\nsys.exit(15)"
+        script(tmp_path / "smi", text)
+
+    listing("9b", "9c")
+    source = SmiSource(str(tmp_path / "smi"), CATALOGUE)
+    source.open()
+
+    def found() -> dict[str | None, object]:
+        return {each.gpu: each.code for each in source.poll(1.0)}
+
+    assert found() == {"0000:9b:00.0": None, "0000:9c:00.0": None}
+    listing("9b")
+    assert found() == {"0000:9b:00.0": None, "0000:9c:00.0": "gpu_lost"}
+    told = "Unable to determine the device handle for GPU0000:9C:00.0: Unknown Error"
+    listing("9b", complaint=told)
+    assert found() == {"0000:9b:00.0": None, "0000:9c:00.0": "gpu_lost"}
+    listing("9b", "9c")
+    assert found() == {"0000:9b:00.0": None, "0000:9c:00.0": None}
+
+
 class _Exporter(http.server.BaseHTTPRequestHandler):
     body = ""
     status = 200
@@ -312,6 +337,43 @@ def test_prometheus_xid_gauge_is_an_event_only_when_it_changes(
     handler.status = 403
     source.poll(1.0)
     assert source.state.status == "denied"
+
+
+def test_a_gpu_that_the_exporter_no_longer_lists_is_lost(
+    exporter: tuple[str, type[_Exporter]],
+) -> None:
+    url, handler = exporter
+    source = PrometheusSource(url, CATALOGUE)
+    source.open()
+
+    def found(*gpus: str) -> dict[str | None, object]:
+        handler.body = "up 1\n" + "".join(
+            f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="GPU-{gpu}"}} 40\n' for gpu in gpus
+        )
+        return {each.gpu: each.code for each in source.poll(1.0)}
+
+    assert found("a", "b") == {"GPU-a": None, "GPU-b": None}
+    assert found("b") == {"GPU-a": "gpu_lost", "GPU-b": None}
+    assert found("a", "b") == {"GPU-a": None, "GPU-b": None}
+    assert found() == {}  # The exporter starts anew.
+    assert source.state.status == "failing"
+
+
+def test_prometheus_link_errors_count_from_when_we_came(
+    exporter: tuple[str, type[_Exporter]],
+) -> None:
+    url, handler = exporter
+    line = 'DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL{{gpu="0",UUID="GPU-a"}} {}\n'
+    source = PrometheusSource(url, CATALOGUE)
+    source.open()
+
+    def seen(value: int) -> tuple[object, str, int]:
+        handler.body = line.format(value)
+        (only,) = source.poll(1.0)
+        return only.code, only.verdict, only.count
+
+    assert seen(70) == (None, "healthy", 1)  # Since boot: of unknown age.
+    assert seen(72) == ("nvlink_errors", "suspect", 2)
 
 
 def test_prometheus_without_an_exporter() -> None:

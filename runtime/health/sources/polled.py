@@ -18,6 +18,7 @@ from runtime.health.sources.port import SourceState
 SMI_DEADLINE_S = 30.0
 SCRAPE_DEADLINE_S = 5.0
 _SCRAPE_BYTES = 32 << 20
+_COMPLAINT_BYTES = 16_384
 
 
 class SmiSource:
@@ -34,6 +35,7 @@ class SmiSource:
         self._catalogue = catalogue
         self._clock = clock
         self._identities: list[Identity] = []
+        self._roll = _Roll("nvidia-smi")
 
     def open(self) -> SourceState:
         self.state = SourceState(self.name, "watching")
@@ -48,7 +50,8 @@ class SmiSource:
                 stdin=subprocess.DEVNULL,
                 timeout=max(timeout_s, SMI_DEADLINE_S),
             )
-            readings = SmiReader().read([done.stdout[: SIZE_LIMIT + 1]])
+            complaints = done.stderr[:_COMPLAINT_BYTES] + b"\n" if done.returncode else b""
+            readings = SmiReader().read([complaints, done.stdout[: SIZE_LIMIT + 1]])
         except FileNotFoundError:
             self.state = SourceState(self.name, "missing", f"there is no {self._command} here")
             return []
@@ -59,8 +62,8 @@ class SmiSource:
             self.state = SourceState(self.name, "failing", str(error))
             return []
         self._identities = identities_of(readings)
-        now = self._clock()
-        return [judge(each, "nvidia_smi", self._catalogue, at=now) for each in readings]
+        now, called = self._clock(), self._roll.call(readings)
+        return [judge(each, "nvidia_smi", self._catalogue, at=now) for each in called]
 
     def identities(self) -> tuple[Sequence[Identity], bool]:
         return self._identities, True
@@ -84,6 +87,8 @@ class PrometheusSource:
         self._clock = clock
         self._identities: list[Identity] = []
         self._xids: dict[str, tuple[int, int]] = {}
+        self._nvlink_base: dict[str, int] = {}
+        self._roll = _Roll("the exporter")
         # No proxy: the exporter is on this machine, and so shall its numbers be.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -108,8 +113,12 @@ class PrometheusSource:
             )
             return []
         readings = ExpositionReader().read(body.decode("utf-8", "replace").splitlines())
+        if not readings:
+            # It is just starting, or serves something else: that says nothing of any GPU.
+            self.state = SourceState(self.name, "failing", f"{self._url}: names no GPU")
+            return []
         self._identities = identities_of(readings)
-        return self._observations(readings)
+        return self._observations(self._roll.call(readings))
 
     def identities(self) -> tuple[Sequence[Identity], bool]:
         return self._identities, True
@@ -122,6 +131,10 @@ class PrometheusSource:
         for reading in readings:
             name, xid = reading.name or "", (reading.xid or 0, reading.xid_count)
             reading.xid = None
+            if reading.nvlink_errors is not None:
+                # Since boot; those of before we came are nobody's news.
+                base = self._nvlink_base.setdefault(name, reading.nvlink_errors)
+                reading.nvlink_errors = max(0, reading.nvlink_errors - base)
             found.append(judge(reading, "prometheus", self._catalogue, at=now))
             before = self._xids.get(name)
             self._xids[name] = xid
@@ -129,6 +142,31 @@ class PrometheusSource:
             if before is not None and xid != before and xid[0]:
                 found.append(xid_event(reading, xid[0], "prometheus", self._catalogue, now))
         return found
+
+
+class _Roll:
+    """Who was listed once: a GPU that is no longer listed does not vanish, it is lost."""
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._known: dict[str, Reading] = {}
+
+    def call(self, readings: Sequence[Reading]) -> list[Reading]:
+        """The readings, and one for each GPU that is missing among them."""
+        here = {name for each in readings for name in (each.uuid, each.pci) if name}
+        gone = [
+            Reading(
+                pci=each.pci,
+                uuid=each.uuid,
+                serial=each.serial,
+                lost=f"{self._who} no longer lists it",
+            )
+            for each in self._known.values()
+            if not here & {each.uuid, each.pci}
+        ]
+        self._known |= {each.uuid or each.pci: each for each in readings if not each.lost}
+        self._known.pop("", None)
+        return [*readings, *gone]
 
 
 def xid_event(
