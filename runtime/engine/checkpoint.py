@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,10 @@ MANIFEST = "manifest.json"
 
 class CheckpointError(CounterpoiseError):
     """A checkpoint that cannot be written or trusted; names the file and the way out."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """A checkpoint whose files are not what was written: it will never be good again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +94,10 @@ def seal(folder: Path, manifest: Manifest) -> None:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(folder / MANIFEST)
-        descriptor = os.open(folder, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+        for entries in (folder, folder.parent):
+            descriptor = os.open(entries, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
     except OSError as error:
         raise CheckpointError(f"cannot write {folder / MANIFEST}: {error}") from error
 
@@ -107,8 +113,10 @@ def read_manifest(folder: Path, *, verify: bool = False) -> Manifest:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except OSError as error:
         raise CheckpointError(f"no checkpoint in {folder}: {error.strerror}") from error
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{path} is of another version of Counterpoise: {error}") from error
     except msgspec.DecodeError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+        raise CheckpointDamaged(f"{path} is damaged: {error}") from error
     if manifest.format != 1:
         raise CheckpointError(f"{path} has format {manifest.format}; this version reads format 1")
     _check_complete(folder, manifest)
@@ -168,7 +176,7 @@ def _open(path: Path) -> safe_open:
     try:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"the checkpoint part {path} is damaged: {error}") from error
+        raise CheckpointError(f"the checkpoint part {path} cannot be read: {error}") from error
 
 
 def _verify(path: Path, part: Part) -> None:
@@ -176,17 +184,31 @@ def _verify(path: Path, part: Part) -> None:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise CheckpointError(f"the checkpoint part {path} is missing: {error}") from error
+        raise CheckpointError(f"the checkpoint part {path} cannot be read: {error}") from error
     if digest != part.sha256:
-        raise CheckpointError(f"the checkpoint part {path} is damaged: its checksum differs")
+        raise CheckpointDamaged(f"the checkpoint part {path} is damaged: its checksum differs")
 
 
 def _check_complete(folder: Path, manifest: Manifest) -> None:
-    """Every unit of every family must be in exactly one part."""
+    """Every unit of every family must be in exactly one part, and every part in its place."""
     for family in {p.family for p in parameters(manifest.model)}:
         found = sorted(unit for part in manifest.parts for unit in part.units[family])
         if found != list(range(num_units(manifest.model, family))):
-            raise CheckpointError(f"the checkpoint in {folder} has not every {family} unit once")
+            raise CheckpointDamaged(f"the checkpoint in {folder} has not every {family} unit once")
+    for part in manifest.parts:
+        path = folder / part.file
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError as error:
+            raise CheckpointDamaged(
+                f"the checkpoint part {path} is missing; all hosts must see one checkpoint folder"
+            ) from error
+        except OSError as error:
+            raise CheckpointError(f"the checkpoint part {path} cannot be read: {error}") from error
+        if size != part.num_bytes:
+            raise CheckpointDamaged(
+                f"the checkpoint part {path} is damaged: it has {size} bytes, not {part.num_bytes}"
+            )
 
 
 def checkpoints_by_age(homes: Sequence[Path]) -> list[Path]:
@@ -205,11 +227,37 @@ def newest_checkpoint(homes: Sequence[Path]) -> Path | None:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Once the checkpoint in `folder` is sealed: leave it and the newest others, `keep` in all."""
-    kept = [home for home in checkpoints_by_age([*folder.parent.iterdir()]) if home != folder]
-    for old in folder.parent.iterdir():
-        if old != folder and old not in kept[: keep - 1]:
-            # Its seal goes first: half a folder is no checkpoint. What cannot go may stay.
-            with contextlib.suppress(OSError):
-                (old / MANIFEST).unlink(missing_ok=True)
-                shutil.rmtree(old)
+    """Once the checkpoint in `folder` is sealed: leave it and the newest others, `keep` in all.
+
+    What was never sealed goes too, unless it is of a later step: that one is being written.
+    """
+    others = [home for home in folder.parent.glob("step-*") if home != folder]
+    kept = checkpoints_by_age(others)[: keep - 1]
+    for old in others:
+        later = _step_of(old) >= _step_of(folder) and not (old / MANIFEST).exists()
+        if old in kept or later:
+            continue
+        # Its seal goes first: half a folder is no checkpoint. What cannot go may stay.
+        with contextlib.suppress(OSError):
+            (old / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(old)
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Rename a damaged checkpoint, so that nobody takes it for one; None if that cannot be."""
+    aside = folder.with_name(f"damaged-{folder.name}")
+    number = 1
+    while aside.exists():
+        number += 1
+        aside = folder.with_name(f"damaged-{folder.name}-{number}")
+    try:
+        folder.rename(aside)
+    except OSError:
+        return None
+    return aside
+
+
+def _step_of(folder: Path) -> int:
+    """The step that a checkpoint's folder is named after."""
+    found = re.match(r"step-(\d+)", folder.name)
+    return int(found[1]) if found else 0
