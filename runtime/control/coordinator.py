@@ -339,7 +339,7 @@ class Coordinator:
             if self._finish is not None:
                 self.end(Finish(status="failed", reason=reason), now)
             else:
-                self.fallback.begin(self, reason, now)
+                self.fallback.begin(self, reason, now, lost=lost)
             return
         if unformed and self.desk.book.is_carried_out_by(unformed, plan):
             # A failure elsewhere: what was approved is part of this generation instead.

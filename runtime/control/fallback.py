@@ -30,14 +30,23 @@ class Fallback:
     def __init__(self) -> None:
         self.waits = ""
         self._why = ""
-        self._found = False
+        # Whether it is known what to go on from, and with which GPUs that was tried in vain.
+        self._ready = False
+        self._tried: frozenset[str] = frozenset()
         self._began_at = 0.0
 
-    def begin(self, coordinator: Coordinator, why: str, now: float) -> None:
-        """The next generation cannot be formed from what lives."""
-        self._why, self._found, self._began_at = why, False, now
-        coordinator.set_phase("restoring", now)
-        coordinator.outgoing.put(FindCheckpoint())
+    def begin(self, coordinator: Coordinator, why: str, now: float, *, lost: bool) -> None:
+        """The next generation cannot be formed of what lives. lost: some of the state is gone."""
+        self._why, self._tried = why, coordinator.fleet.living
+        if coordinator.phase != "restoring":
+            self._began_at = now
+            coordinator.set_phase("restoring", now)
+        generations = coordinator.generations
+        # Where the state lives but has no room, whoever is brought back may make some.
+        lives = not lost and generations.lives_in(coordinator.fleet)
+        self._ready = lives or generations.previous is None
+        if not self._ready:
+            coordinator.outgoing.put(FindCheckpoint())
 
     def found(self, coordinator: Coordinator, start: Start | None, word: str, now: float) -> None:
         """The newest checkpoint that can be trusted, None for none; a word on those passed over."""
@@ -48,6 +57,7 @@ class Fallback:
             coordinator.end(Finish(status="failed", reason=reason), now)
             return
         self._roll_back(coordinator, start, word, now)
+        self._ready, self._tried = True, frozenset()
         self._go_on(coordinator, now)
 
     def _roll_back(self, coordinator: Coordinator, start: Start, word: str, now: float) -> None:
@@ -78,40 +88,45 @@ class Fallback:
 
     def recall(self, coordinator: Coordinator, now: float) -> None:
         """An earlier controller had rolled the run back and did not come to a generation."""
-        self._found = True
+        self._ready = True
         coordinator.set_phase("restoring", now)
         coordinator.progress.paused(coordinator.progress.ledger.marked_at, now)
         self.waits = "the controller restarted"
 
     def tick(self, coordinator: Coordinator, now: float) -> None:
-        """Go on as soon as there is a GPU to go on with."""
+        """Go on as soon as there are GPUs to go on with."""
         if coordinator.phase != "restoring":
             return
         if coordinator.is_finishing:
             coordinator.end_as_asked(now)
-        elif self._found:
+        elif self._ready:
             self._go_on(coordinator, now)
 
     def _go_on(self, coordinator: Coordinator, now: float) -> None:
-        self._found = True
-        views = list(coordinator.fleet)
+        living = coordinator.fleet.living
+        self._tried &= living  # Who died and came back since is another worker.
         late = now - coordinator.phase_at > coordinator.config.control.join_deadline_s
-        coming = any(view.status == "starting" for view in views)
-        if any(view.status == "alive" for view in views) and (late or not coming):
+        if any(view.status == "starting" for view in coordinator.fleet) and not late:
+            self._wait(coordinator, "GPUs are being brought back", now)
+        elif living - self._tried:
             if self.waits:
                 coordinator.progress.pause_goes_on(now)
                 coordinator.progress.leaving(now)
             self.waits = ""
             coordinator.form_next(now)
-            return
+        elif living:
+            self._wait(coordinator, self._why, now)
+        elif coordinator.generations.previous is not None:
+            self.begin(coordinator, f"state lost: {coordinator.last_words}", now, lost=True)
+        else:
+            waits = "no GPU is left: bring one back (counterpoise fault repair RACK/SLOT) and the "
+            waits += f"run goes on from step {coordinator.start.step}"
+            self._wait(coordinator, waits, now)
+
+    def _wait(self, coordinator: Coordinator, waits: str, now: float) -> None:
         progress = coordinator.progress
         if not self.waits:
             progress.paused(now, now)
         elif now - progress.ledger.marked_at >= TOLD_EVERY_S:
             progress.pause_goes_on(now)
-        self.waits = (
-            "GPUs are being brought back"
-            if coming
-            else "no GPU is left: bring one back (counterpoise fault repair RACK/SLOT) and the run "
-            f"goes on from step {coordinator.start.step}"
-        )
+        self.waits = waits

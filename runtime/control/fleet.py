@@ -60,6 +60,11 @@ class Fleet:
     def __getitem__(self, gpu: str) -> GpuView:
         return self._gpus[gpu]
 
+    @property
+    def living(self) -> frozenset[str]:
+        """GPUs that have a living worker."""
+        return frozenset(view.gpu for view in self if view.status == "alive")
+
     def alive(self, replica: int) -> tuple[int, ...]:
         """Slots of a replica that have a living worker, ascending."""
         return tuple(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from runtime.control.fleet import Fleet
 from runtime.control.succession import Aim, Past, StateLost, succeed
 from runtime.plan.generation import GenerationPlan, Standing
 
@@ -43,6 +44,11 @@ class Generations:
         self.number = max(plans, default=0)
         self.plan = plans.get(self.number)
         self._history = {number: plan for number, plan in plans.items() if number > lost_up_to}
+
+    def lives_in(self, fleet: Fleet) -> bool:
+        """Whether some worker holds state of this run."""
+        standings = [view.standing for view in fleet if view.standing is not None]
+        return any(standing.layout_generation in self._history for standing in standings)
 
     def forget(self) -> None:
         """What the ranks hold counts no more: the run goes back to a checkpoint."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.config import PolicyConfig
+from runtime.config import CheckpointConfig, PolicyConfig
+from storage.records import Pause, Resume
 from tests.support.control_cluster import SimCluster, sim_config
 
 GPUS = st.integers(0, 5)
@@ -95,6 +97,15 @@ def _cut(cluster: SimCluster, index: int) -> None:
         cluster.disconnect(host)
 
 
+def _kill_all(cluster: SimCluster, index: int) -> None:
+    cluster.kill(*sorted(cluster.workers))
+
+
+def _pause_or_resume(cluster: SimCluster, index: int) -> None:
+    kind = Pause if index % 2 else Resume
+    cluster.submit(kind(id=f"{cluster.now}-{index}", at=cluster.now, who="ada", via="cli"))
+
+
 def _wait(cluster: SimCluster, index: int) -> None:
     cluster.run((0.001, 0.03, 0.1, 0.4, 1.1, 3.0)[index])
 
@@ -110,9 +121,11 @@ ACTIONS = {
     "reject": _answer("rejected"),
     "trigger": _trigger,
     "commit in part": _commit_in_part,
+    "pause or resume": _pause_or_resume,
     "cut or reconnect": _cut,
     "wait": _wait,
 }
+LAST_RESORT = {"kill all": _kill_all}
 HISTORIES = st.lists(
     st.tuples(st.sampled_from([*ACTIONS, "wait", "wait", "approve", "repair"]), GPUS),
     min_size=3,
@@ -135,12 +148,34 @@ def test_any_history_keeps_the_invariants(
     config = sim_config(2, 2, 2, hosts=("a", "b", "b"), step_s=0.3, policy=policy)
     cluster = SimCluster(config)
     cluster.run_steps(3)
+    _play(cluster, history)
+
+
+@settings(max_examples=100)
+@given(
+    history=st.lists(
+        st.tuples(st.sampled_from([*ACTIONS, "kill all", "wait", "repair", "repair"]), GPUS),
+        min_size=3,
+        max_size=40,
+    )
+)
+def test_any_history_with_checkpoints_to_go_back_to(history: list[tuple[str, int]]) -> None:
+    config = msgspec.structs.replace(
+        sim_config(2, 2, 2, hosts=("a", "b", "b"), step_s=0.3),
+        checkpoint=CheckpointConfig(every_steps=2),
+    )
+    cluster = SimCluster(config, checkpoints="/ckpt")
+    cluster.run_until(lambda: bool(cluster.seals))
+    _play(cluster, history)
+
+
+def _play(cluster: SimCluster, history: list[tuple[str, int]]) -> None:
     # A host that is away for too long is given up; what it knew alone is then lost.
     cluster.gone_for_good = any(name == "cut or reconnect" for name, _ in history)
     for name, index in history:
         if cluster.finish is not None:
             break
-        ACTIONS[name](cluster, index)
+        (ACTIONS | LAST_RESORT)[name](cluster, index)
         cluster.run(0.02)
         cluster.check()
     for host in list(cluster.cut):
