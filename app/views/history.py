@@ -12,6 +12,7 @@ import streamlit as st
 from app import context, history_audit, history_compare, history_detail
 from app.components.parts import Column, Row, marked, picking_table
 from app.history_detail import status_of
+from app.history_sums import sum_tiles
 from app.lookback import RunQuery
 from app.palette import STATUS_LOOKS
 from app.words import device_words, number, percent, seconds
@@ -54,6 +55,9 @@ def render() -> None:
     runs = found.runs[: query.limit]
     selected = st.query_params.get("run") or st.session_state.get("history_run")
     is_filtered = query != RunQuery(limit=query.limit)
+    is_cut = len(found.runs) > query.limit
+    if len(runs) > 1:
+        sum_tiles(runs, is_cut=is_cut)
     nothing = "No recorded run matches. Clear the filters to see all." if is_filtered else NOTHING
     picked = picking_table(
         COLUMNS,
@@ -68,7 +72,7 @@ def render() -> None:
         st.session_state["history_run"] = picked
         st.query_params["run"] = picked
         st.rerun()
-    if len(found.runs) > query.limit:
+    if is_cut:
         _more(query)
     mode = st.radio(
         "Show",

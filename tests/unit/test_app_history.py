@@ -12,6 +12,7 @@ import pytest
 
 from app.compare import along, figure, loss_at, rows
 from app.exports import COLUMNS, as_csv, as_parquet
+from app.history_sums import sums_of
 from app.lookback import Lookback, PastRun, RunQuery
 from app.report import report
 from app.svg import Line, bar, line_chart, short, ticks
@@ -80,6 +81,24 @@ def test_a_report_stands_alone_and_escapes(lookback: Lookback) -> None:
     assert "golden" in text
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
     assert "<script" not in text
+
+
+def test_runs_add_up_by_their_wall_time(lookback: Lookback) -> None:
+    runs = lookback.runs(RunQuery()).runs
+    assert len(runs) == 2
+    sums = sums_of(runs)
+    assert sums.num_runs == 2
+    assert sums.wall_s == pytest.approx(sum(one.wall_s for one in runs))
+    assert sums.tokens == sum(one.tokens for one in runs)
+    shares = [one.time_goodput or 0.0 for one in runs]
+    assert min(shares) <= (sums.time_goodput or 0.0) <= max(shares)
+    tokens = [one.token_goodput or 0.0 for one in runs]
+    assert sums.token_goodput is not None
+    assert min(tokens) <= sums.token_goodput <= max(tokens)
+    assert sums.dearest is not None
+    assert sums.dearest[1] == max(sums.ledger[name] for name in sums.ledger if name != "productive")
+    nothing = sums_of(())
+    assert (nothing.time_goodput, nothing.token_goodput, nothing.dearest) == (None, None, None)
 
 
 def test_found_runs_follow_notes_and_filters(lookback: Lookback) -> None:
