@@ -23,6 +23,7 @@ from runtime.engine.watch import Watch
 from runtime.errors import DigestMismatch, GenerationAborted
 from runtime.plan.generation import GenerationPlan
 
+_DROP_AFTER_S = 0.5
 _LOG = logging.getLogger(__name__)
 
 
@@ -95,18 +96,34 @@ class GroupBuilder:
         except RuntimeError as error:
             _LOG.warning("store at %s:%d cannot be reached yet: %s", host, port, error)
 
-    def abandon(self, groups: Sequence[Group]) -> bool:
+    def abandon(self, groups: list[Group]) -> bool:
         """Let go of a generation's groups without waiting for what is under way in them.
+
+        groups: taken over; the list is empty afterwards.
 
         Returns:
             Whether all that were ever abandoned have come to rest.
         """
         self._abandoned += groups
+        groups.clear()
         return self.prune()
 
     def prune(self) -> bool:
-        """Free abandoned groups that have come to rest; whether those were all."""
-        self._abandoned = [group for group in self._abandoned if not group.idle()]
+        """Free abandoned groups that have come to rest; whether those were all.
+
+        A thread does it, and later: to destroy a group ends its threads and connections, tens of
+        milliseconds that a generation which is just being entered need not wait for.
+        """
+        resting: list[Group] = []
+        busy: list[Group] = []
+        for group in self._abandoned:
+            (resting if group.idle() else busy).append(group)
+        self._abandoned = busy
+        if resting:
+            # The timer holds the last reference to the groups: whoever empties the list frees them.
+            timer = threading.Timer(_DROP_AFTER_S, resting.clear)
+            timer.daemon = True
+            timer.start()
         return not self._abandoned
 
     def _construct(
