@@ -225,7 +225,8 @@ class Controller:
         self._position = event.position or self._position
         if event.command is None:
             _LOG.error("command at %s does not decode and was skipped", event.position)
-            return []
+            self.coordinator.desk.intake.unreadable(event.position, now)
+            return self.coordinator.outgoing.take()
         return self.coordinator.command(event.command, now)
 
     def _carry_out(self, instructions: list[Instruction]) -> None:

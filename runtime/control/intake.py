@@ -48,6 +48,15 @@ class Intake:
         self._record(command, result, why, now)
         self._outgoing.put(Answer(result=result))
 
+    def unreadable(self, position: str, now: float) -> None:
+        """Record that something was in the stream of commands that is none."""
+        entry = CommandAnswered(
+            seq=0, at=now, run=self._run, id="", who="", role="", via="", reason="", ok=False,
+            what=f"an entry of the commands' stream, {position}", code="invalid",
+            message="it does not decode and was skipped",
+        )  # fmt: skip
+        self._outgoing.put(Record(entry=entry))
+
     def replay(self, entry: JournalEntry) -> None:
         """Know again what an earlier controller answered: a command must not count twice."""
         if isinstance(entry, CommandAnswered) and entry.code not in ("duplicate", "not_allowed"):

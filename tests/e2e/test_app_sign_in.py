@@ -17,7 +17,7 @@ from storage import sign_in
 from storage.history.database import open_history
 from storage.identity import WRITERS, not_genuine, writer_key
 from storage.recorder import Recorder
-from tests.support import services
+from tests.support import leaks, services
 from tests.support.dashboard import Dashboard
 from tests.support.feeder import Feeder
 from tests.support.pages import DEADLINE_MS, DESKTOP, confirm, dialog, record, visit
@@ -85,7 +85,7 @@ def _sign_in(page: Page, who: str) -> None:
 def test_a_viewer_sees_and_cannot_act_an_approver_can(
     signed: tuple[Dashboard, Provider], page: Page, feeder: Feeder
 ) -> None:
-    dashboard, _ = signed
+    dashboard, provider = signed
     feeder.fault("r1/3", "kill")
     page.goto(f"{dashboard.url}/reconfigure?run={feeder.run}")
     expect(page.get_by_text("Sign in to see runs")).to_be_visible()
@@ -125,6 +125,8 @@ def test_a_viewer_sees_and_cannot_act_an_approver_can(
     ):
         expect(rows.filter(has_text=who).filter(has_text=what).first).to_contain_text("done")
     assert page.get_by_text("may be forged").count() == 0
+    secrets = {"cookie": COOKIE_SECRET, "client": provider.client_secret}
+    assert leaks.containing([dashboard.home], secrets) == []
     page.get_by_role("button", name="Verify the chain").click()
     expect(page.get_by_text("Unbroken")).to_be_visible()
 

@@ -109,3 +109,12 @@ def test_a_restarted_controller_knows_what_was_answered() -> None:
         lambda command, now: refusal(command, run, KEYS, now)
     )
     assert cluster.submit(signed).code == "duplicate"
+
+
+def test_what_does_not_decode_is_in_the_journal_too() -> None:
+    cluster, _, _ = _guarded()
+    cluster.coordinator.desk.intake.unreadable("17-0", cluster.now)
+    cluster.run_steps(1)
+    assert _told(cluster) == [("", "", False, "invalid")]
+    entry = next(one for one in cluster.entries if isinstance(one, CommandAnswered))
+    assert entry.what == "an entry of the commands' stream, 17-0"
