@@ -15,7 +15,7 @@ import click
 
 from runtime.commands.serving import on_signals, set_up_logging
 from runtime.config import Config, load_config
-from runtime.control.lineage import end_with_parent
+from runtime.control.lineage import end_with_parent, end_with_parent_through_exec
 from runtime.errors import UserError
 from runtime.plan.manifest import Start
 from runtime.plan.memory import require_fit
@@ -158,6 +158,7 @@ def app(port: int) -> None:
     folder = Path(spec.origin).parent
     sign_in = check_sign_in()
     secrets = ["--secrets.files", str(sign_in.secrets_file)] if sign_in.secrets_file else []
+    end_with_parent_through_exec()
     # Streamlit looks for its config beside the script it runs; it replaces this process.
     os.execv(
         sys.executable,
