@@ -28,7 +28,7 @@ def end_with_parent(period_s: float = 0.5) -> None:
 
 
 def end_with_parent_through_exec() -> None:
-    """The same for a process that is about to replace itself, which no thread survives; on Linux."""
+    """The same for a process that will replace itself, which no thread survives; on Linux."""
     parent = _parent()
     if parent is None or sys.platform != "linux":
         return
