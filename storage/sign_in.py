@@ -154,7 +154,7 @@ class SignIn:
             NotSignedInError: too old, without a name, or without a role.
         """
         issued = claims.get("iat")
-        if not isinstance(issued, int | float) or now - issued > self.max_age_s:
+        if not isinstance(issued, int | float) or not now - issued <= self.max_age_s:
             raise NotSignedInError(
                 f"Your sign-in is older than {self.max_age_s / 3600:g} h. Sign in again."
             )

@@ -13,6 +13,7 @@ import msgspec
 
 from runtime.errors import UserError
 from storage.identity import sign, writer_key
+from storage.live.acl import ROLES as REDIS_ROLES
 from storage.live.acl import as_role
 from storage.live.port import LiveStore, LiveStoreDown
 from storage.live.redis_store import RedisStore
@@ -35,7 +36,7 @@ def open_live(settings: Settings) -> LiveStore:
     Raises:
         UserError: it does not answer.
     """
-    store = RedisStore.for_ui(as_role(settings, "app").redis_url)
+    store = RedisStore.for_ui(as_role(settings, "app", *REDIS_ROLES).redis_url)
     try:
         store.ping()
     except LiveStoreDown as error:

@@ -36,16 +36,18 @@ def password_variable(role: str) -> str:
     return f"COUNTERPOISE_REDIS_{role.upper()}_PASSWORD"
 
 
-def as_role(settings: Settings, role: str, env: Mapping[str, str] | None = None) -> Settings:
-    """`settings` with this role's user and password in the address of an external Redis, where the
-    environment has its password; else as they are.
+def as_role(settings: Settings, *roles: str, env: Mapping[str, str] | None = None) -> Settings:
+    """`settings` with user and password of the first of these roles whose password the environment
+    has, in the address of an external Redis; else as they are.
 
     Raises:
         SettingsError: the address names another user already.
     """
-    password = (os.environ if env is None else env).get(password_variable(role), "")
-    if not password or not settings.external_redis:
+    env = os.environ if env is None else env
+    role = next((one for one in roles if env.get(password_variable(one))), "")
+    if not role or not settings.external_redis:
         return settings
+    password = env[password_variable(role)]
     parts = urlsplit(settings.redis_url)
     userinfo, _, host = parts.netloc.rpartition("@")
     if userinfo:

@@ -85,13 +85,16 @@ def test_missing_passwords_are_named_and_none_is_printed() -> None:
 def test_a_process_signs_in_with_its_own_password_alone(tmp_path: Path) -> None:
     home = {"COUNTERPOISE_HOME": str(tmp_path)}
     settings = Settings.from_env(home | {"COUNTERPOISE_REDIS_URL": "redis://cache:6379/1?x=y"})
-    assert as_role(settings, "agent", {}) == settings
-    address = as_role(settings, "agent", PASSWORDS)
+    assert as_role(settings, "agent", env={}) == settings
+    address = as_role(settings, "agent", env=PASSWORDS)
     assert address.redis_url == "redis://agent:a-long%2Fpass%40word-of-agent@cache:6379/1?x=y"
     assert "word-of-agent" not in address.redis_redacted
+    # A command in a container that has one password signs in with that one
+    one = {"COUNTERPOISE_REDIS_VIEWER_PASSWORD": "x" * 16}
+    assert as_role(settings, "app", "viewer", env=one).redis_url.startswith("redis://viewer:xxx")
     named = Settings.from_env(home | {"COUNTERPOISE_REDIS_URL": "redis://me:secret@cache"})
     with pytest.raises(SettingsError, match="names a user") as caught:
-        as_role(named, "agent", PASSWORDS)
+        as_role(named, "agent", env=PASSWORDS)
     assert "secret" not in str(caught.value)
     left = without_others(PASSWORDS | {"PATH": "/bin"}, "agent")
     assert sorted(left) == [

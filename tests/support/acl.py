@@ -33,7 +33,7 @@ class GuardedRedis:
         settings = Settings.from_env(
             {"COUNTERPOISE_HOME": home, "COUNTERPOISE_REDIS_URL": self.url}
         )
-        return as_role(settings, role, self.env).redis_url
+        return as_role(settings, role, env=self.env).redis_url
 
     def refusals(self) -> list[tuple[str, str, str]]:
         """(user, context, what) of everything that the server has refused so far."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,7 @@ def test_without_a_mapping_a_group_has_the_role_of_its_name() -> None:
     [
         ({"iat": NOW - 13 * 3600}, "older than 12 h"),
         ({"iat": None}, "older than"),
+        ({"iat": math.nan}, "older than"),
         ({"email": ""}, "did not say who"),
         ({"email": ["ana"]}, "did not say who"),
         ({"email_verified": False}, "not verified"),
