@@ -14,16 +14,27 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from storage import sign_in
+from storage.history.audit import list_audit
 from storage.history.database import open_history
+from storage.history.schema import upgrade
 from storage.identity import WRITERS, not_genuine, writer_key
 from storage.recorder import Recorder
 from tests.support import leaks, services
 from tests.support.dashboard import Dashboard
 from tests.support.feeder import Feeder
-from tests.support.pages import DEADLINE_MS, DESKTOP, confirm, dialog, record, visit
+from tests.support.pages import (
+    DEADLINE_MS,
+    DESKTOP,
+    await_ticks,
+    confirm,
+    dialog,
+    record,
+    visit,
+)
 from tests.support.provider import Provider
 
 COOKIE_SECRET = "a-cookie-secret-of-32-characters-at-least"
+LEFT_S = 30.0
 PROXY_SECRET = "what-only-the-proxy-knows"
 ROLES = "viewer=staff; operator=sre; approver=leads; admin=platform"
 PEOPLE = {
@@ -73,6 +84,19 @@ def _record_notes(dashboard: Dashboard, feeder: Feeder) -> None:
         stop=threading.Event(),
         is_genuine=lambda asked, run: not not_genuine(asked, run, keys),
     ).record_once()
+    engine.dispose()
+
+
+def _record_until(dashboard: Dashboard, feeder: Feeder, result: str) -> None:
+    """Until the audit has a row with this result."""
+    engine = open_history(f"sqlite:///{dashboard.home}/history.db")
+    upgrade(engine)
+
+    def there() -> bool:
+        _record_notes(dashboard, feeder)
+        return any(row.result == result for row in list_audit(engine))
+
+    services.wait_until(there, 15.0, f"a row {result!r}")
     engine.dispose()
 
 
@@ -154,6 +178,40 @@ def test_without_a_role_there_is_no_page(
     _sign_out(page)
     _sign_in(page, "lea@example.org")
     expect(page.get_by_text("Your sign-in is older than 12 h")).to_be_visible()
+
+
+@pytest.mark.timeout(200)
+def test_a_page_left_open_and_a_forced_button_do_not_act(
+    signed: tuple[Dashboard, Provider], page: Page, feeder: Feeder
+) -> None:
+    dashboard, provider = signed
+    feeder.fault("r1/3", "kill")
+    page.goto(f"{dashboard.url}/reconfigure?run={feeder.run}")
+    _sign_in(page, "vera@example.org")
+    approve = page.get_by_role("button", name="Approve…")
+    expect(approve).to_be_disabled()
+    page.evaluate(
+        "for (const one of document.querySelectorAll('button')) {"
+        " one.disabled = false; one.removeAttribute('disabled') }"
+    )
+    approve.dispatch_event("click")
+    await_ticks(page, 3)
+    expect(dialog(page)).to_have_count(0)
+
+    # An approver whose sign-in runs out while the dialog is open
+    _sign_out(page)
+    provider.issued_ago_s = 12 * 3600.0 - LEFT_S
+    page.goto(f"{dashboard.url}/reconfigure?run={feeder.run}")
+    _sign_in(page, "lea@example.org")
+    approve.click()
+    expect(dialog(page).get_by_text("Recorded as lea@example.org")).to_be_visible()
+    expect(page.get_by_text("Your sign-in is older than 12 h")).to_be_visible(
+        timeout=2_000 * LEFT_S
+    )
+    dialog(page).get_by_role("button", name="Approve", exact=True).click()
+    _record_until(dashboard, feeder, "refused: not_allowed")
+    assert feeder.proposal is not None
+    assert feeder.proposal.state == "open"
 
 
 def test_the_proxy_says_who_it_is_and_nobody_else_can(
