@@ -232,9 +232,8 @@ class Agent:
             self._strike(order)
         elif isinstance(order, m.CorruptState):
             self._forward(order.gpu, order)
-        elif isinstance(order, m.SetDevice):
-            self._telemetry.set_devices(order)
-            self._tell_caps()
+        elif isinstance(order, m.SetDevice | m.ReturnCaps):
+            self._set_devices(order)
         elif isinstance(order, m.SetVerdicts):
             self._telemetry.set_verdicts(order.states)
             self._forget({gpu for gpu, state in order.states.items() if state == "healthy"})
@@ -247,6 +246,15 @@ class Agent:
                 self._forward(gpu, order)
         else:
             self._stop.set()
+
+    def _set_devices(self, order: m.SetDevice | m.ReturnCaps) -> None:
+        if isinstance(order, m.SetDevice):
+            self._telemetry.set_devices(order)
+            self._tell_caps()
+        else:
+            self._telemetry.return_caps()
+            self._tell_caps()
+            self._send_up(m.encode(m.CapsReturned(host=self._host)))
 
     def _strike(self, order: m.KillWorker) -> None:
         slot = self._slots.get(order.gpu)

@@ -19,6 +19,7 @@ from runtime.control.checkpoints import Checkpoints
 from runtime.control.desk import Desk
 from runtime.control.examiner import Examiner
 from runtime.control.fallback import Fallback
+from runtime.control.farewell import Farewell
 from runtime.control.fence import Fence
 from runtime.control.fleet import Fleet, GpuView
 from runtime.control.generations import Generations
@@ -78,6 +79,7 @@ class Coordinator:
         self._finish: Finish | None = None
         self.last_words = ""
         self._fence = Fence()
+        self._farewell = Farewell()
         self._roll_call = RollCall()
         self.checkpoints = Checkpoints(checkpoints, config.checkpoint, now)
         self._held: m.StepDone | None = None
@@ -94,8 +96,8 @@ class Coordinator:
         """Take one message of an agent or worker."""
         if isinstance(message, m.AgentHello):
             self._roll_call.hello(self, message, now)
-        elif isinstance(message, m.CapsSet):
-            self.power.caps_set(self, message, now)
+        elif isinstance(message, m.CapsSet | m.CapsReturned):
+            self._on_caps(message, now)
         elif isinstance(message, m.Observed):
             self.examiner.observed(self, message, now)
         elif message.gpu not in self.fleet:
@@ -133,6 +135,8 @@ class Coordinator:
             self._fence.look(self, now)
             self.examiner.tick(self, now)
             self.desk.tick(self, now)
+        else:
+            self._farewell.look(self, now)
         return self.outgoing.take()
 
     def command(self, command: Command, now: float) -> list[Instruction]:
@@ -230,6 +234,12 @@ class Coordinator:
         """Put where the run begins, and why, into the journal."""
         kind = "run_continued" if self.start.checkpoint else "run_begun_afresh"
         self.event(kind, "info", reason, now)
+
+    def _on_caps(self, message: m.CapsSet | m.CapsReturned, now: float) -> None:
+        if isinstance(message, m.CapsSet):
+            self.power.caps_set(self, message, now)
+        else:
+            self._farewell.returned(self, message, now)
 
     # workers ---------------------------------------------------------------------------------
 
@@ -443,10 +453,7 @@ class Coordinator:
         self.ended = finish
         self.set_phase("ended", now)
         self.desk.book.close_all(finish.reason)
-        self.power.ended(self, now)
-        self.progress.ended(finish, now)
-        self.order(m.Quit())
-        self.outgoing.put(finish)
+        self._farewell.begin(self, finish, now)
 
     def set_phase(self, phase: Phase, now: float) -> None:
         self.phase, self.phase_at = phase, now

@@ -161,6 +161,12 @@ class CapsSet(_Message, frozen=True, kw_only=True, tag="caps_set"):
     batch: CapBatch
 
 
+class CapsReturned(_Message, frozen=True, kw_only=True, tag="caps_returned"):
+    """The caps of a host are as they were found, as far as its racks' budgets allow."""
+
+    host: str
+
+
 class Observed(_Message, frozen=True, kw_only=True, tag="observed"):
     """What a health source of a host saw. id: told again after a gap, it counts once."""
 
@@ -239,6 +245,10 @@ class Save(_Message, frozen=True, kw_only=True, tag="save"):
     step: int = 0
 
 
+class ReturnCaps(_Message, frozen=True, kw_only=True, tag="return_caps"):
+    """Give every GPU back the cap it was found with, and answer `CapsReturned`."""
+
+
 class Quit(_Message, frozen=True, kw_only=True, tag="quit"):
     """End every worker and then yourself."""
 
@@ -252,7 +262,7 @@ class DeviceSpeed(_Message, frozen=True, kw_only=True, tag="device_speed"):
 FromWorker = (
     WorkerReady | Pulse | Entered | StepDone | StepRefused | Parked | Copied | Saved | WorkerFailed
 )
-FromAgent = FromWorker | AgentHello | CapsSet | Observed | WorkerExited
+FromAgent = FromWorker | AgentHello | CapsSet | CapsReturned | Observed | WorkerExited
 ToWorker = EnterGeneration | LeaveGeneration | DeviceSpeed | Save | CorruptState | Quit
 ToAgent = (
     StartWorkers
@@ -263,6 +273,7 @@ ToAgent = (
     | EnterGeneration
     | LeaveGeneration
     | Save
+    | ReturnCaps
     | Quit
 )
 

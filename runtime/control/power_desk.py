@@ -75,6 +75,11 @@ class PowerDesk:
         governor = self._governors.get(replica)
         return tuple(float(w) for w in governor.wanted_w) if governor is not None else None
 
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Hosts that have set caps in this run."""
+        return frozenset(self._taken) | frozenset(self.told)
+
     def boost_w(self, plan: ReplicaPlan) -> float:
         """Watts above the normal cap of a replica's most boosted GPU, as set (or as planned); 0.0
         when none is."""
@@ -193,14 +198,6 @@ class PowerDesk:
         self._order(coordinator, order, rack.host)
         coordinator.desk.power_changed(coordinator, message, now)
         return message
-
-    def ended(self, coordinator: Coordinator, now: float) -> None:
-        """Say in the journal that agents give every cap back."""
-        for batch in self._caps.values():
-            if any(abs(w - self.config.emulated.normal_cap_w) > 0.5 for w in batch.caps_w if w):
-                message = f"{batch.rack}: every cap goes back to what it was before the run"
-                details = {"by": "agent", "cause": "the run ended", "from_w": batch.caps_w}
-                self._event(coordinator, now, "cap_changed", message, batch.rack, details=details)
 
     # inside ----------------------------------------------------------------------------------
 

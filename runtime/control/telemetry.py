@@ -173,6 +173,10 @@ class HostTelemetry:
         """Caps set since the last call."""
         return self.power.take_batches()
 
+    def return_caps(self) -> None:
+        """The run is over: every GPU gets back the cap it was found with."""
+        self.power.give_back(self._clock(), "the run ended: caps as they were found")
+
     def watched(self) -> None:
         """The controller is connected."""
         self.power.watched(self._clock())

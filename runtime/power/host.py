@@ -172,8 +172,9 @@ class HostPower:
 
     # the end ---------------------------------------------------------------------------------
 
-    def close(self, now: float) -> None:
-        """Give every GPU back the cap it was found with, as far as the budgets allow."""
+    def give_back(self, now: float, cause: str) -> bool:
+        """Give every GPU back the cap it was found with, as far as the budgets allow; True: that
+        was not far enough."""
         with self._lock:
             withheld = False
             for name, caps in self._racks.items():
@@ -185,11 +186,18 @@ class HostPower:
                 for slot in found:
                     caps.admit(slot)
                 caps.retry()
-                self._settle(caps, now, "the agent ends: caps as they were found", "agent")
                 caps.ledger.want(found)
+                # Lowers first, and whoever was off gets its lowest cap; then all the way up.
+                self._settle(caps, now, cause, "agent", 0.0)
                 self._settle(caps, now, "", "", math.inf)
                 caps_w = caps.ledger.caps_w
                 withheld |= any(caps_w[slot] < cap_w - 1.0 for slot, cap_w in found.items())
+            return withheld
+
+    def close(self, now: float) -> None:
+        """Give every cap back and let go of the devices."""
+        with self._lock:
+            withheld = self.give_back(now, "the agent ends: caps as they were found")
             if self._file is not None and not withheld:
                 self._file.forget()
             elif withheld:

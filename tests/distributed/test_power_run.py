@@ -237,7 +237,15 @@ def test_a_boost_gives_way_to_a_cut_and_everything_is_normal_after_the_end(
         assert not refused.ok
         assert "800 W or more" in refused.message
     ended = power.run.entries
-    assert any(isinstance(one, RunEnded) for one in ended)
+    end = next(i for i, one in enumerate(ended) if isinstance(one, RunEnded))
+    given_back = [
+        one
+        for one in ended[:end]
+        if isinstance(one, EventHappened)
+        and "the run ended: caps as they were found" in one.details.get("cause", "")
+    ]
+    assert {one.rack for one in given_back} >= {"rack-0"}, "told as done, before the end"
+    assert max(w for one in given_back for w in one.details["to_w"]) == 1000.0
     ledger = power.run.telemetry.power.ledger("rack-0")
     assert ledger.caps_w.tolist() == [1000.0] * 4, "as they were found"
     assert not list((tmp_path / "power").glob("*.json"))

@@ -7,8 +7,10 @@ import pytest
 
 from runtime.config import ModelConfig
 from runtime.control import messages as m
+from runtime.control.farewell import RETURN_S
 from runtime.control.power_desk import GOVERNOR
 from runtime.power.rack_caps import CapBatch
+from storage.records import EventHappened, RunEnded, Stop
 from tests.support.control_cluster import SimCluster, sim_config
 from tests.support.control_restart import restart_controller
 
@@ -133,3 +135,43 @@ def test_a_new_controller_goes_on_trimming_and_writes_no_cap_down_twice() -> Non
     power.cluster.ranks.slowness["rack-0/2"] = 1.03
     power.steps(40)
     assert len(power.trims) > seen
+
+
+def test_the_last_caps_are_in_the_journal_before_its_end() -> None:
+    power = Powered()
+    power.shrink_and_boost()
+    cluster = power.cluster
+    cluster.submit(Stop(id="s", at=cluster.now, who="ada", via="cli"))
+    cluster.run_until(lambda: bool(cluster.ordered(m.ReturnCaps)))
+    cluster.run(1.0)
+    assert cluster.finish is None
+    power.tell(batch((NORMAL_W,) * 8, by="agent"))
+    returned = m.CapsReturned(host="localhost")
+    cluster._carry_out(cluster.coordinator.handle(returned, cluster.now))
+    assert cluster.finish is not None
+    *_, caps, end = [e for e in cluster.entries if isinstance(e, EventHappened | RunEnded)]
+    assert isinstance(caps, EventHappened)
+    assert isinstance(end, RunEnded)
+    assert (caps.kind, caps.details["to_w"]) == ("cap_changed", [NORMAL_W] * 8)
+    assert cluster.ordered(m.Quit)
+
+
+def test_an_agent_that_says_nothing_at_the_end_keeps_nobody_waiting() -> None:
+    power = Powered()
+    power.tell(batch((900.0,) * 8))
+    cluster = power.cluster
+    cluster.submit(Stop(id="s", at=cluster.now, who="ada", via="cli"))
+    cluster.run_until(lambda: bool(cluster.ordered(m.ReturnCaps)))
+    began = cluster.now
+    cluster.run_until(lambda: cluster.finish is not None)
+    assert cluster.now - began == pytest.approx(RETURN_S, abs=0.2)
+    (event,) = cluster.events("caps_not_returned")
+    assert "localhost has not said" in event.message
+
+
+def test_where_no_cap_was_set_nothing_is_waited_for() -> None:
+    cluster = SimCluster(CONFIG)
+    cluster.run_steps(3)
+    cluster.submit(Stop(id="s", at=cluster.now, who="ada", via="cli"))
+    cluster.run_until(lambda: cluster.finish is not None)
+    assert cluster.ordered(m.ReturnCaps) == []

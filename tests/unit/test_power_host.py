@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from pathlib import Path
 
 import pytest
 
 from runtime.config import ClusterConfig, Config, EmulatedConfig, RackConfig
+from runtime.control import messages as m
+from runtime.control.telemetry import HostTelemetry
 from runtime.power.backends.dry_run import DryRun
 from runtime.power.backends.opening import open_backends
 from runtime.power.config import PowerConfig
 from runtime.power.emulated import EmulatedDevice
 from runtime.power.host import UNWATCHED_S, HostPower
+from runtime.power.port import Reading
 from runtime.power.prior import PriorCaps, PriorFile
 from tests.support.fake_nvml_power import FakeGpu, FakeNvml
 
@@ -85,6 +90,56 @@ def test_a_killed_agent_leaves_safe_caps_and_the_next_one_restores(
     assert PriorFile(file_of(tmp_path)).read() is not None
     second.close(6.0)
     assert limits_w(nvml) == [650.0] * 4, "the very first value, not what the crash left"
+
+
+def boosted(nvml: FakeNvml, home: Path) -> HostTelemetry:
+    """All of an agent's devices, boosted."""
+    clock = itertools.count(0.0, 10.0)
+    telemetry = HostTelemetry(
+        CUDA, host="localhost", store=None, home=home, nvml=nvml, clock=lambda: next(clock)
+    )
+    boost = dict.fromkeys(GPUS, 690.0)
+    telemetry.set_devices(m.SetDevice(caps_w=boost, cause="boost", by="governor"))
+    assert limits_w(nvml) == [690.0] * 4
+    telemetry.take_batches()
+    return telemetry
+
+
+def test_a_governor_that_crashes_or_is_stopped_leaves_caps_as_they_were_found(
+    nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for crashes in (False, True):
+        telemetry = boosted(nvml, tmp_path)
+        stop = threading.Event()
+        if crashes:
+
+            def crash(_now: float, _dt_s: float) -> dict[str, Reading]:
+                raise RuntimeError("a bug")
+
+            monkeypatch.setattr(telemetry.power, "tick", crash)
+            monkeypatch.setattr("runtime.control.telemetry.PERIOD_S", 0.01)
+            with pytest.raises(RuntimeError):
+                telemetry.run_forever(stop, lambda _gpu: None)
+        else:
+            stop.set()
+            telemetry.run_forever(stop, lambda _gpu: None)
+        assert limits_w(nvml) == [650.0] * 4
+        assert not file_of(tmp_path).exists()
+
+
+def test_caps_go_back_when_the_run_ends_and_the_journal_hears_of_it(
+    nvml: FakeNvml, tmp_path: Path
+) -> None:
+    telemetry = boosted(nvml, tmp_path)
+    telemetry.return_caps()
+    (batch,) = telemetry.take_batches()
+    assert (batch.by, batch.from_w, batch.to_w) == ("agent", (690.0,) * 4, (650.0,) * 4)
+    assert "the run ended" in batch.cause
+    assert limits_w(nvml) == [650.0] * 4
+    assert file_of(tmp_path).exists(), "until the agent ends, it may set caps again"
+    telemetry.power.close(9.0)
+    assert telemetry.take_batches() == []
+    assert not file_of(tmp_path).exists()
 
 
 def test_another_card_in_the_slot_is_not_given_its_predecessors_cap(
