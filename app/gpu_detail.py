@@ -92,10 +92,10 @@ def _tiles(record: RackRecord, slot: int, word: str) -> list[Tile]:
 
 
 def _ecc(errors: float, emulated: bool) -> Tile:
-    label, title = "ECC errors", "uncorrected, as the health sources count them"
+    label, title = "ECC errors", "Uncorrected, as the health sources (NVML, DCGM) count them"
     if math.isfinite(errors):
         return Tile(label=label, value=number(errors), sub="uncorrected", title=title)
-    why = "an emulated device has none" if emulated else "no health source counts them"
+    why = "emulated" if emulated else "not counted"
     return Tile(label=label, value=DASH, sub=f"no data: {why}", title=title)
 
 

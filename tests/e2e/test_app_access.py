@@ -12,7 +12,12 @@ from tests.support.dashboard import Dashboard
 from tests.support.feeder import Feeder
 from tests.support.pages import DESKTOP, dialog, record, visit
 
-PAGES = ("", "racks", "replicas", "power", "reconfigure", "incidents", "history")
+# Page, and what more is in the address
+VIEWS = (
+    ("", ""), ("racks", "&gpu=r1/3"), ("replicas", ""), ("replicas", "&replica=1"), ("power", ""),
+    ("reconfigure", ""), ("incidents", ""), ("history", ""), ("history", "&compare={run}"),
+    ("history", "&audit"),
+)  # fmt: skip
 GRAVE = ("serious", "critical")
 # Streamlit's own frame, which we cannot change
 NOT_OURS = ("[data-testid=stToolbar]", "[data-testid=stDecoration]", "[data-testid=stStatusWidget]")
@@ -20,6 +25,7 @@ NOT_OURS = ("[data-testid=stToolbar]", "[data-testid=stDecoration]", "[data-test
 RULES_NOT_OURS = ("landmark-one-main", "page-has-heading-one", "region")
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(
     browser: Browser, dashboard: Dashboard, feeder: Feeder, scheme: str
@@ -33,12 +39,13 @@ def test_axe_finds_nothing_serious(
     context = browser.new_context(viewport=DESKTOP, color_scheme=scheme)  # type: ignore[arg-type]
     page, found = context.new_page(), []
     options = {"rules": {name: {"enabled": False} for name in RULES_NOT_OURS}}
-    for path in PAGES:
-        visit(page, dashboard, path, feeder, "&gpu=r1/3" if path == "racks" else "")
+    for path, more in VIEWS:
+        visit(page, dashboard, path, feeder, more.format(run=feeder.run))
         expect(page.locator(".cp").nth(1)).to_be_visible()
         result = Axe().run(page, context={"exclude": [[one] for one in NOT_OURS]}, options=options)
         found += [
-            f"{scheme} /{path} {one['id']}: {node['html'][:160]} {node['failureSummary'][-200:]}"
+            f"{scheme} /{path}{more} {one['id']}: {node['html'][:160]} "
+            f"{node['failureSummary'][-200:]}"
             for one in result.response["violations"]
             if one["impact"] in GRAVE
             for node in one["nodes"]

@@ -13,6 +13,7 @@ import pytest
 import redis
 from playwright.sync_api import Browser, Page, expect
 
+from storage.live.memory import MemoryStore
 from storage.records import DecisionMade
 from tests.support import services
 from tests.support.dashboard import Dashboard
@@ -30,8 +31,11 @@ from tests.support.pages import (
     watch_console,
 )
 
-PAGES = (
-    "", "overview", "racks", "replicas", "power", "reconfigure", "incidents", "history",
+# Page, and what more is in the address
+VIEWS = (
+    ("", ""), ("overview", ""), ("racks", ""), ("racks", "&gpu=r1/3"), ("replicas", ""),
+    ("replicas", "&replica=1"), ("power", ""), ("reconfigure", ""), ("incidents", ""),
+    ("history", ""), ("history", "&compare={run},{past}"), ("history", "&audit"),
 )  # fmt: skip
 
 
@@ -62,15 +66,21 @@ def test_nothing_runs_teaches_three_commands(
         empty.kill()
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_fits_phone_desktop_and_wall(
     browser: Browser, dashboard: Dashboard, feeder: Feeder, scheme: str
 ) -> None:
+    feeder.fault("r1/3", "kill")
+    past = Feeder(MemoryStore(), run=f"{feeder.run}-past", name="past", prefill=50)
+    past.begin()
+    past.end()
+    record(dashboard, feeder, past)
     context = browser.new_context(viewport=PHONE, color_scheme=scheme)  # type: ignore[arg-type]
     page = context.new_page()
     errors = watch_console(page)
-    for path in PAGES:
-        visit(page, dashboard, path, feeder)
+    for path, more in VIEWS:
+        visit(page, dashboard, path, feeder, more.format(run=feeder.run, past=past.run))
         for size in (PHONE, DESKTOP, WALL):
             page.set_viewport_size(size)  # type: ignore[arg-type]
             page.wait_for_function(
@@ -79,6 +89,7 @@ def test_every_page_fits_phone_desktop_and_wall(
                 timeout=DEADLINE_MS,
             )
         expect(page.locator(".emulated")).to_be_visible()
+        expect(page.locator("[data-testid=stException]")).to_have_count(0)
         page.set_viewport_size(PHONE)  # type: ignore[arg-type]
     context.close()
     assert errors == []

@@ -88,5 +88,5 @@ def test_the_lens_says_why_it_shows_nothing() -> None:
     assert "emulated devices" in str(lens["none"])
     assert "no health source" in str(packed(emulated=False)[0]["none"])
     assert "emulated" in _ecc(float("nan"), True).sub
-    assert "no health source" in _ecc(float("nan"), False).sub
+    assert "not counted" in _ecc(float("nan"), False).sub
     assert _ecc(3.0, False).value == "3"
