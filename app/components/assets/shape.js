@@ -7,12 +7,12 @@ const CSS = `
 .cells { display: flex; gap: 2px; flex-wrap: wrap; }
 .cell { height: 22px; flex: 1 1 14px; max-width: 44px; min-width: 14px; border-radius: 3px; border: 1px solid transparent;
   display: flex; align-items: center; justify-content: center; font-size: 12px; font-weight: 700; }
-.right { font-size: 12px; text-align: right; white-space: nowrap; }
+.right { font-size: 12px; white-space: nowrap; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 12px; margin-top: 8px; font-size: 12px; }
 .legend span { display: inline-flex; gap: 5px; align-items: center; }
 .caption { font-size: 12px; margin-bottom: 4px; }
 @media (max-width: 520px) { .rows { grid-template-columns: minmax(70px, max-content) minmax(0, 1fr); }
-  .right { grid-column: 2; text-align: left; margin-bottom: 6px; } }
+  .right { grid-column: 2; margin-bottom: 6px; } }
 `;
 
 function cell(look, title) {
