@@ -13,13 +13,14 @@ Phase = Literal[
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """Why a generation is being left. proposal: id of the proposal that is being applied.
-    at_once: planned, but the step at hand is dropped."""
+    at_once: planned, but the step at hand is dropped. restart: every process is replaced."""
 
     cause: str
     planned: bool
     began_at: float
     at_once: bool = False
     proposal: str = ""
+    restart: bool = False
 
     @property
     def aborts(self) -> bool:

@@ -51,6 +51,11 @@ class Checkpoints:
         self._begun_at = now
         self._pending: _Pending | None = None
 
+    @property
+    def obstacle(self) -> str:
+        """Why none can be written, "" when they can."""
+        return "" if self._folder else "this run has no folder for checkpoints"
+
     def tick(self, coordinator: Coordinator, now: float) -> None:
         """Look whether one is due, or one that was begun does not come to its end."""
         self.last.tick(coordinator, now)

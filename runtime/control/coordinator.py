@@ -29,7 +29,7 @@ from runtime.control.power_desk import PowerDesk
 from runtime.control.progress import Progress
 from runtime.control.roll_call import RollCall
 from runtime.control.soundness import Soundness
-from runtime.control.succession import Aim, StateLost, whole_aims
+from runtime.control.succession import Aim, StateLost, aims_of, whole_aims
 from runtime.errors import PlanError
 from runtime.plan.generation import GenerationPlan
 from runtime.plan.manifest import Start
@@ -158,9 +158,11 @@ class Coordinator:
         proposal: str,
         now: float,
         step_s: float = math.inf,
+        restart: bool = False,
     ) -> None:
         """Go to the shape `aims`, whose step is predicted to take `step_s`, at a step boundary.
 
+        restart: all processes are replaced and begin at a checkpoint of that boundary.
         The next boundary, as a rule. The last one, when the step at hand would still take longer
         than a whole step of the new shape: running it again there is done sooner.
         """
@@ -169,7 +171,14 @@ class Coordinator:
         at_once = self.phase == "training" and progress.formed and left_s > step_s
         self.aims = list(aims)
         self.leave(
-            Change(cause=cause, planned=True, at_once=at_once, began_at=now, proposal=proposal),
+            Change(
+                cause=cause,
+                planned=True,
+                at_once=at_once and not restart,
+                began_at=now,
+                proposal=proposal,
+                restart=restart,
+            ),
             now,
         )
 
@@ -191,6 +200,14 @@ class Coordinator:
         self.start, self.change, self.led_here = start, change, change
         self.generations.forget()
         self.progress.roll_back(start)
+
+    def call_off(self, why: str, now: float) -> None:
+        """The approved change cannot be: go on as the run stands."""
+        self.desk.book.interrupted(self.change.proposal, why)
+        self.change = replace(self.change, proposal="", restart=False)
+        assert self.plan is not None
+        self.aims = aims_of(self.plan)
+        self.form_next(now)
 
     def end_as_asked(self, now: float) -> None:
         """End the run as `finish` was told, if it was."""
@@ -331,6 +348,8 @@ class Coordinator:
             self.checkpoints.last.begin(self, self._finish, now)
         elif self.pausing.why:
             self.pausing.begin(self, now)
+        elif self.change.restart and not self.change.aborts:
+            self.checkpoints.last.begin(self, None, now)
         else:
             self.form_next(now)
 
@@ -401,9 +420,7 @@ class Coordinator:
             self.soundness.formed(self, now)
             self.desk.formed(self, done.at)
             self.desk.refresh(self, now)
-            if self.led_here.planned:
-                began_at = self.led_here.began_at
-                self.desk.followup.changed(max(0.0, done.at - done.step_s - began_at))
+            self.desk.followup.changed(self.led_here, done, first=self.number == 1)
         self.desk.step_committed(self, done)
         self.power.step_committed(self, plan, done, now)
         if done.generation == self.number:

@@ -142,6 +142,7 @@ class Desk:
                 cause=f"{option.title} (approved by {proposal.decided_by})",
                 proposal=proposal.id,
                 now=now,
+                restart=option.kind == "restart",
             )
 
     def power_changed(self, coordinator: Coordinator, why: str, now: float) -> None:
@@ -345,7 +346,7 @@ class Desk:
             return
         if option.kind in ("carry_on", "drop"):
             self._dismiss(about or facts_of(coordinator, proposal.replica))
-        if aims == coordinator.aims:
+        if aims == coordinator.aims and option.kind != "restart":
             self.book.move(answered, "applied", "nothing had to change")
             return
         if option.kind == "drop" or proposal.undoes:
@@ -360,6 +361,7 @@ class Desk:
             cause=f"{option.title} (approved by {decision.who})",
             proposal=proposal.id,
             now=decision.at,
+            restart=option.kind == "restart",
         )
 
     def _dismiss(self, about: Facts | None) -> None:

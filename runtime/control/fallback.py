@@ -1,4 +1,4 @@
-"""Back to a checkpoint: the state is lost everywhere, or no GPU is left. Pure.
+"""Back to a checkpoint: the state is lost everywhere, or the run is restarted. Pure.
 
 The steps since the checkpoint are lost and run again, with the same samples: the run's trajectory
 stays what it was. While no GPU lives, the run waits for one.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from runtime.control import messages as m
 from runtime.control.change import Change
 from runtime.control.instructions import FindCheckpoint, Finish, Record
 from runtime.plan.manifest import Start
@@ -48,26 +49,50 @@ class Fallback:
         if not self._ready:
             coordinator.outgoing.put(FindCheckpoint())
 
+    def restart(self, coordinator: Coordinator, now: float) -> None:
+        """The ranks' state at this boundary is on disk, if all went well: look, then replace
+        every process."""
+        self._why, self._tried, self._ready = coordinator.change.cause, frozenset(), False
+        self._began_at = coordinator.change.began_at
+        coordinator.set_phase("restoring", now)
+        coordinator.outgoing.put(FindCheckpoint())
+
     def found(self, coordinator: Coordinator, start: Start | None, word: str, now: float) -> None:
         """The newest checkpoint that can be trusted, None for none; a word on those passed over."""
         if coordinator.phase != "restoring":
             return
-        if start is None:
+        change = coordinator.change
+        if change.restart and (start is None or start.step != coordinator.progress.committed):
+            # Nothing is lost yet, so nothing shall be.
+            why = word or "no checkpoint could be written of the step it was to begin at"
+            coordinator.call_off(why, now)
+        elif start is None:
             reason = "; ".join(filter(None, [self._why, word, HOW_TO_AVOID]))
             coordinator.end(Finish(status="failed", reason=reason), now)
-            return
-        self._roll_back(coordinator, start, word, now)
-        self._ready, self._tried = True, frozenset()
-        self._go_on(coordinator, now)
+        else:
+            self._roll_back(coordinator, start, word, now)
+            self._ready, self._tried = True, frozenset()
+            if change.restart:
+                self._replace_all(coordinator, now)
+            self._go_on(coordinator, now)
+
+    def _replace_all(self, coordinator: Coordinator, now: float) -> None:
+        for gpu in sorted(coordinator.fleet.living):
+            coordinator.fleet.replace(gpu, now)
+            coordinator.order(m.KillWorker(gpu=gpu), coordinator.fleet[gpu].host)
 
     def _roll_back(self, coordinator: Coordinator, start: Start, word: str, now: float) -> None:
         committed = coordinator.progress.committed
-        last = committed - 1
-        lost = f"steps {start.step} to {last} are" if last > start.step else f"step {last} is"
-        lost = f"{lost} lost and run again" if committed > start.step else "no step is lost"
-        cause = f"back to the checkpoint at step {start.step}: {self._why}"
-        passed_over = f" ({word})" if word else ""
-        text = f"The run goes {cause}; {lost}.{passed_over}"
+        change = coordinator.change
+        if not change.restart:
+            cause = f"back to the checkpoint at step {start.step}: {self._why}"
+            change = Change(cause=cause, planned=False, began_at=self._began_at)
+            text = f"The run goes {cause}; {_lost_words(start.step, committed)}."
+            text += f" ({word})" if word else ""
+            coordinator.event("run_rolled_back", "critical", text, now)
+        else:
+            text = f"All processes are replaced and begin at step {start.step}: {change.cause}."
+            coordinator.event("run_restarted", "info", text, now)
         coordinator.outgoing.put(
             Record(
                 entry=RunRolledBack(
@@ -82,8 +107,6 @@ class Fallback:
                 )
             )
         )
-        coordinator.event("run_rolled_back", "critical", text, now)
-        change = Change(cause=cause, planned=False, began_at=self._began_at)
         coordinator.start_again(start, change)
 
     def recall(self, coordinator: Coordinator, now: float) -> None:
@@ -103,12 +126,15 @@ class Fallback:
             self._go_on(coordinator, now)
 
     def _go_on(self, coordinator: Coordinator, now: float) -> None:
+        patience_s = coordinator.config.control.join_deadline_s
+        starting = [view for view in coordinator.fleet if view.status == "starting"]
+        if any(now - view.since <= patience_s for view in starting):
+            return  # Those that come together start together.
+        for view in starting:
+            coordinator.lose(view.gpu, now, now, "it did not come up in time")
         living = coordinator.fleet.living
         self._tried &= living  # Who died and came back since is another worker.
-        late = now - coordinator.phase_at > coordinator.config.control.join_deadline_s
-        if any(view.status == "starting" for view in coordinator.fleet) and not late:
-            self._wait(coordinator, "GPUs are being brought back", now)
-        elif living - self._tried:
+        if living - self._tried:
             if self.waits:
                 coordinator.progress.pause_goes_on(now)
                 coordinator.progress.leaving(now)
@@ -130,3 +156,10 @@ class Fallback:
         elif now - progress.ledger.marked_at >= TOLD_EVERY_S:
             progress.pause_goes_on(now)
         self.waits = waits
+
+
+def _lost_words(step: int, committed: int) -> str:
+    if step == committed:
+        return "no step is lost"
+    which = f"step {step} is" if step == committed - 1 else f"steps {step} to {committed - 1} are"
+    return f"{which} lost and run again"

@@ -20,7 +20,8 @@ class GpuView:
     """One GPU as the controller sees it.
 
     standing: its worker's newest word, None without one. gone_pid: of its last worker that ended.
-    said: why its worker says that it cannot go on.
+    said: why its worker says that it cannot go on. replaced: its worker is ended so that a fresh
+    one takes its place.
     """
 
     gpu: str
@@ -36,6 +37,7 @@ class GpuView:
     slowness: float = 1.0
     gone_pid: int = 0
     said: str = ""
+    replaced: bool = False
     standing: Standing | None = None
 
 
@@ -84,6 +86,12 @@ class Fleet:
         view.status, view.pid, view.since, view.pulse_at = "alive", pid, now, now
         view.phase, view.phase_age_s, view.said = "idle", 0.0, ""
         view.standing = Standing(gpu=gpu, generation=0, applied_step=0, layout_generation=0)
+
+    def replace(self, gpu: str, now: float) -> None:
+        """Its worker is ended by us; a fresh one is started as soon as it is gone."""
+        view = self._gpus[gpu]
+        view.status, view.since, view.replaced, view.standing = "starting", now, True, None
+        view.gone_pid, view.pid = view.pid, 0
 
     def exited(self, gpu: str, now: float) -> None:
         view = self._gpus[gpu]

@@ -6,6 +6,8 @@ import statistics
 from collections import deque
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from runtime.config import Config
 from runtime.control.messages import StepDone
 from runtime.plan.cost import Calibration
@@ -13,6 +15,7 @@ from runtime.plan.situation import Costs
 from storage.records import Outcome, Proposal
 
 if TYPE_CHECKING:
+    from runtime.control.change import Change
     from runtime.control.progress import Progress
 
 # After how many steps an outcome is (re)written; the first step of a generation does not count.
@@ -31,6 +34,7 @@ class Followup:
         self._steps: list[float] = []
         self._overheads: deque[float] = deque(maxlen=OVERHEAD_STEPS)
         self._changes: deque[float] = deque(maxlen=5)
+        self._restart_s: float | None = None
 
     @property
     def calibration(self) -> Calibration:
@@ -41,10 +45,13 @@ class Followup:
 
     @property
     def costs(self) -> Costs:
-        """Seconds a live reconfiguration pauses the run, as measured."""
-        if not self._changes:
-            return Costs()
-        return Costs(reconfigure_s=statistics.median(self._changes))
+        """Seconds that changes pause the run, as measured."""
+        costs = Costs()
+        if self._changes:
+            costs = msgspec.structs.replace(costs, reconfigure_s=statistics.median(self._changes))
+        if self._restart_s is not None:
+            costs = msgspec.structs.replace(costs, restart_s=self._restart_s)
+        return costs
 
     def begin(self, proposal: Proposal, generation: int, at: float) -> Outcome:
         """Start to follow `proposal`, whose first step was committed at `at`."""
@@ -55,9 +62,14 @@ class Followup:
         )
         return self._first
 
-    def changed(self, seconds: float) -> None:
-        """A planned change paused the run for `seconds`."""
-        self._changes.append(seconds)
+    def changed(self, change: Change, done: StepDone, *, first: bool) -> None:
+        """`done` is the first step after `change`. first: it is the run's first, too: its
+        processes had to start, as they have to in a restart."""
+        seconds = max(0.0, done.at - done.step_s - change.began_at)
+        if first or change.restart:
+            self._restart_s = seconds
+        elif change.planned:
+            self._changes.append(seconds)
 
     def observe(self, progress: Progress, done: StepDone) -> tuple[str, Outcome] | None:
         """Take a commit; a proposal id with its outcome when it is time to write it."""

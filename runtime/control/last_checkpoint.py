@@ -1,4 +1,5 @@
-"""The checkpoint at the end of a run: every rank writes its part, then it is sealed. Pure.
+"""The checkpoint at the end of a run or before a restart: every rank writes its part, then it is
+sealed. Pure.
 
 It never holds up the end for long: a rank that cannot write, dies or says nothing costs the
 checkpoint at worst, and the journal says so.
@@ -19,7 +20,7 @@ DEADLINE_S = 20.0
 
 
 class LastCheckpoint:
-    """Ends a run once its state is on disk.
+    """Ends or restarts a run once its state is on disk.
 
     Args:
         checkpoints: folder of the run's checkpoints; "" writes none.
@@ -31,15 +32,19 @@ class LastCheckpoint:
         self._parts: dict[str, Part] = {}
         self._finish: Finish | None = None
 
-    def begin(self, coordinator: Coordinator, finish: Finish, now: float) -> None:
-        """All ranks have left the generation: have them write their parts, then end the run."""
+    def begin(self, coordinator: Coordinator, finish: Finish | None, now: float) -> None:
+        """All ranks have left the generation: have them write their parts, then end the run, or
+        restart it when there is no `finish`."""
         progress = coordinator.progress
         self._finish = finish
         if not self._checkpoints or progress.committed == progress.start_step:
-            coordinator.end(finish, now)
+            self._go_on(coordinator, now)
             return
         self._parts = {}
         self._folder = f"{self._checkpoints}/step-{progress.committed:08d}"
+        if finish is None:
+            # The run goes on: it may come by this step again, in another shape.
+            self._folder += f"-generation-{coordinator.number}"
         coordinator.set_phase("saving", now)
         if any(
             view.standing is None or view.standing.applied_step != progress.committed
@@ -65,7 +70,6 @@ class LastCheckpoint:
 
     def seal_when_complete(self, coordinator: Coordinator, now: float) -> None:
         """Whoever died meanwhile is not waited for: the others' parts may be all that is needed."""
-        assert self._finish is not None
         if not {view.gpu for view in coordinator.living_members()} <= set(self._parts):
             return
         coordinator.progress.ledger.spend("checkpointing", now)
@@ -82,13 +86,18 @@ class LastCheckpoint:
                 ),
             )
         )
-        coordinator.end(self._finish, now)
+        self._go_on(coordinator, now)
+
+    def _go_on(self, coordinator: Coordinator, now: float) -> None:
+        if self._finish is not None:
+            coordinator.end(self._finish, now)
+        else:
+            coordinator.fallback.restart(coordinator, now)
 
     def tick(self, coordinator: Coordinator, now: float) -> None:
         if coordinator.phase == "saving" and now - coordinator.phase_at > DEADLINE_S:
             self._give_up(coordinator, "not every rank wrote its part", now)
 
     def _give_up(self, coordinator: Coordinator, why: str, now: float) -> None:
-        assert self._finish is not None
         coordinator.event("checkpoint_failed", "critical", why, now)
-        coordinator.end(self._finish, now)
+        self._go_on(coordinator, now)

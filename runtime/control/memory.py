@@ -40,6 +40,7 @@ class ChangeMemory(msgspec.Struct, frozen=True, kw_only=True):
     planned: bool
     began_at: float
     proposal: str
+    restart: bool = False
 
 
 class AimMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +94,7 @@ def remember(coordinator: Coordinator, position: str) -> Memory:
             planned=change.planned,
             began_at=change.began_at,
             proposal=change.proposal,
+            restart=change.restart,
         ),
         aims=tuple(
             AimMemory(
@@ -169,6 +171,7 @@ def _take_over(coordinator: Coordinator, memory: Memory, now: float) -> None:
         planned=change.planned,
         began_at=change.began_at,
         proposal=change.proposal,
+        restart=change.restart,
     )
     last = coordinator.progress.last
     coordinator.progress.formed = last is not None and last.generation == coordinator.number

@@ -79,6 +79,8 @@ class RollCall:
         if coordinator.phase == "starting":
             self.start_when_ready(coordinator, now)
             return
+        if coordinator.phase == "restoring" and coordinator.change.restart:
+            return  # One of many that were replaced.
         coordinator.event("gpu_repaired", "info", f"{ready.gpu} is back", now, ready.gpu)
         coordinator.desk.note(view.replica, now, f"{ready.gpu} is back")
         coordinator.desk.refresh(coordinator, now)
@@ -86,6 +88,11 @@ class RollCall:
     def exited(self, coordinator: Coordinator, exited: m.WorkerExited, now: float) -> None:
         """A worker's process is gone."""
         view = coordinator.fleet[exited.gpu]
+        if view.replaced and exited.pid == view.gone_pid:
+            view.replaced = False
+            start = m.StartWorkers(gpus=(view.gpu,), store=coordinator.store)
+            coordinator.order(start, view.host)
+            return
         # An agent tells again: the end of an earlier worker says nothing about the present one.
         unseen = view.status == "starting" and exited.pid != view.gone_pid
         if (exited.pid != view.pid and not unseen) or coordinator.phase == "ended":

@@ -35,6 +35,7 @@ def situation_of(
         ),
         calibration=followup.calibration,
         costs=followup.costs,
+        no_restart=coordinator.checkpoints.obstacle,
     )
 
 

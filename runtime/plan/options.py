@@ -21,10 +21,6 @@ from runtime.power.governor import CapPlan, LimitedBy, RackPower, floor_w, plan_
 from runtime.power.port import PowerLimits
 from storage.records import ActionKind, Option
 
-_NOT_YET: dict[ActionKind, str] = {
-    "replace": "no spare configured",
-    "restart": "no checkpoint yet",
-}
 _LIMITS: dict[LimitedBy, str] = {
     "": "",
     "budget": ", limited by the rack's power budget",
@@ -73,7 +69,7 @@ def build(situation: Situation, subject: ReplicaSituation, kind: ActionKind) -> 
         risk(situation, subject, kind),
         slots,
         {subject.replica: load},
-        situation.costs.reconfigure_s,
+        situation.costs.restart_s if kind == "restart" else situation.costs.reconfigure_s,
     )
     return _predicted(situation, subject, change)
 
@@ -90,8 +86,6 @@ def _drained(situation: Situation, subject: ReplicaSituation) -> tuple[Situation
 
 def _obstacle(situation: Situation, subject: ReplicaSituation, kind: ActionKind) -> str:
     """Why `kind` cannot be done, "" if it can."""
-    if kind in _NOT_YET:
-        return _NOT_YET[kind]
     if kind in ("carry_on", "drop"):
         others_train = any(r.trains for r in situation.replicas if r.replica != subject.replica)
         if others_train or (kind == "carry_on" and subject.trains):
@@ -99,6 +93,8 @@ def _obstacle(situation: Situation, subject: ReplicaSituation, kind: ActionKind)
         return "no other replica trains: the run would stop"
     if not subject.usable:
         return f"replica {subject.replica} has no live slot"
+    if kind in ("replace", "restart"):
+        return situation.no_restart if kind == "restart" else "no spare configured"
     if kind == "grow":
         rejoins = not subject.trains and not subject.dead
         possible = subject.returned or rejoins

@@ -97,6 +97,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
     config: with the rack budgets and device limits that stand now. dead_slot_w: what the GPU of a
     dead slot keeps of its rack's budget.
+    no_restart: why the run cannot be restarted from a checkpoint, "" when it can.
     no_boost: why no cap can be raised at all (no permission, read-only), "" when it can.
     """
 
@@ -106,6 +107,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     costs: Costs = Costs()
     dead_slot_w: float = 0.0
     no_boost: str = ""
+    no_restart: str = ""
 
     @property
     def model(self) -> CostModel:

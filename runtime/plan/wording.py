@@ -27,7 +27,7 @@ def title(subject: ReplicaSituation, kind: ActionKind) -> str:
         "shrink": f"Shrink {name}{smaller}",
         "shrink_boost": f"Shrink {name}{smaller} and boost",
         "replace": f"Replace the dead slots of {name} by a spare",
-        "restart": "Restart all replicas from a checkpoint",
+        "restart": "Restart all processes from a fresh checkpoint",
     }[kind]
 
 
@@ -44,7 +44,15 @@ def risk(situation: Situation, subject: ReplicaSituation, kind: ActionKind) -> s
             return "Only one replica trains: if it fails as well, the run stops or shrinks at once."
         return f"{training} replicas carry the whole batch; each further failure weighs more."
     slots = subject.live if kind == "shrink" else subject.usable
-    if len(slots) == subject.num_slots:
-        return "Low: the returned GPU has not trained since; it may fail again."
+    if kind == "restart":
+        words = "High: nothing trains meanwhile, and every process has to come up again."
+    elif len(slots) == subject.num_slots:
+        words = "Low: the returned GPU has not trained since; it may fail again."
+    else:
+        words = _crowding(subject, slots)
+    return words
+
+
+def _crowding(subject: ReplicaSituation, slots: tuple[int, ...]) -> str:
     more = subject.num_slots / len(slots) - 1.0
     return f"Low: each live GPU holds {more:.0%} more state; a further dead slot adds to that."

@@ -28,7 +28,7 @@ def test_what_is_asked_for_by_hand_takes_the_place_of_what_was_proposed() -> Non
     ("replica", "kind", "words"),
     [
         (0, "replace", "no spare configured"),
-        (0, "restart", "no checkpoint yet"),
+        (0, "restart", "no folder for checkpoints"),
         (1, "grow", "no GPU of replica 1 has come back"),
         (7, "drop", "choose 0 to 1"),
         (1, "drop", "no other replica trains"),

@@ -92,13 +92,13 @@ def test_a_dead_slot_lists_every_option() -> None:
         ("shrink_boost", (8, 8), 1.0),
         ("drop", (16, 0), 2.0),
         ("replace", (0, 0), 0.0),
-        ("restart", (0, 0), 0.0),
+        ("restart", (8, 8), 1.096),
     ]
     assert comparison.choice.kind == "shrink_boost"
     assert option(comparison, "shrink").shape == (tuple(range(8)), (0, 1, 2, 4, 5, 6, 7))
     assert option(comparison, "carry_on").shape == (tuple(range(8)), ())
     assert option(comparison, "replace").reason == "no spare configured"
-    assert option(comparison, "restart").reason == "no checkpoint yet"
+    assert option(comparison, "restart").cost_s > 10 * option(comparison, "shrink").cost_s
     assert all(o.title for o in comparison.options)
 
 
