@@ -13,8 +13,10 @@ import msgspec
 
 from runtime.commands.common import (
     ask,
+    find_run,
     json_option,
     open_active_run,
+    open_live,
     print_json,
     print_table,
     run_option,
@@ -28,6 +30,7 @@ from runtime.health.fail_slow import Slow, SlowDetector
 from runtime.health.observation import NotUnderstood, Observation
 from runtime.health.parse import ParsedFile, bounded_lines
 from runtime.health.step_times import StepTimes, StepTimesError
+from storage.settings import Settings
 
 file_argument = click.argument(
     "path", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -36,6 +39,8 @@ config_option = click.option(
     "--config", "config_path", type=click.Path(path_type=Path, dir_okay=False), default=None,
     help="TOML file; its [health.xid] rules over the catalogue.",
 )  # fmt: skip
+# Sources tell how they are when they begin, and when that changes.
+TAIL = 20_000
 _EVENT_KEYS = (
     "gpu", "source", "code", "subcode", "cause_of",
     "severity", "verdict", "action", "count", "line",
@@ -133,6 +138,35 @@ def report(gpu: str, state: str, reason: str, run_id: str, wait_s: float, as_jso
         reason=reason,
     )
     ask(store, run, command, wait_s, as_json=as_json)
+
+
+@health.command()
+@run_option
+@json_option
+def sources(run_id: str, as_json: bool) -> None:
+    """Show what watches the GPUs of a run, host by host, and why what does not watch does not."""
+    from storage.records import EventHappened
+
+    store = open_live(Settings.from_env())
+    run = find_run(store, run_id).run
+    newest: dict[tuple[str, str], dict[str, Any]] = {}
+    for entry in store.tail_journal(run, TAIL):
+        if isinstance(entry, EventHappened) and entry.kind == "health_source":
+            key = (str(entry.details.get("host")), str(entry.details.get("source")))
+            newest[key] = {**entry.details, "since": entry.at}
+    rows = [newest[key] for key in sorted(newest)]
+    if as_json:
+        print_json({"run": run, "sources": rows})
+    elif rows:
+        shown = [
+            [str(row[name]) for name in ("host", "source", "status", "reason")] for row in rows
+        ]
+        print_table(["host", "source", "state", "why"], shown)
+    else:
+        click.echo(
+            "No source has said how it is. On real devices NVML and the kernel log are watched; on "
+            "emulated ones those that [health] names."
+        )
 
 
 def event_object(event: Observation) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from runtime.control.channel import Channel, connect
 from runtime.control.telemetry import HostTelemetry
 from runtime.control.worker_entry import worker_main
 from runtime.health.observation import Observation
+from runtime.health.sources.port import SourceState
 from runtime.health.sources.watch import open_watch
 
 RECONNECT_S = 0.25
@@ -103,10 +104,16 @@ class Agent:
         # Caps that were set, told again after a gap; numbered so that each counts once.
         self._kept_caps: deque[bytes] = deque(maxlen=KEPT_CAPS)
         self._epoch, self._num_caps = time.time_ns(), 0
+        self._kept_sources: dict[str, bytes] = {}
         self._kept_observations: deque[tuple[str | None, bytes]] = deque(maxlen=KEPT_OBSERVATIONS)
         self._uplink = threading.Lock()
         self._watch = open_watch(
-            config.health, self.gpus, self._observed, home, real=config.cluster.device != "emulated"
+            config.health,
+            self.gpus,
+            self._observed,
+            home,
+            real=config.cluster.device != "emulated",
+            on_state=self._source_changed,
         )
         telemetry.count_ecc(self._watch.ecc)
 
@@ -314,6 +321,16 @@ class Agent:
             self._kept_observations.append((observation.gpu, data))
         self._send_up(data)
 
+    def _source_changed(self, state: SourceState) -> None:
+        """Tell the controller how a health source is; called by the sources' threads."""
+        told = m.SourceChanged(
+            host=self._host, source=state.name, status=state.status, reason=state.reason
+        )
+        data = m.encode(told)
+        with self._uplink:
+            self._kept_sources[state.name] = data
+        self._send_up(data)
+
     def _forget(self, gpus: set[str]) -> None:
         """These were repaired or cleared: what was seen before must not condemn them again, and
         what a source still holds against them is news."""
@@ -368,7 +385,8 @@ class Agent:
             ready = [data for (_, kind), data in self._kept_state.items() if kind == _READY]
             rest = [data for (_, kind), data in self._kept_state.items() if kind != _READY]
             seen = [data for _, data in self._kept_observations]
-            kept = (*self._kept_steps, *rest, *self._kept_caps, *seen)
+            sources = self._kept_sources.values()
+            kept = (*self._kept_steps, *rest, *self._kept_caps, *sources, *seen)
             for data in (*ready, *kept):
                 channel.send(data)
             self._controller = channel

@@ -98,8 +98,8 @@ class Coordinator:
             self._roll_call.hello(self, message, now)
         elif isinstance(message, m.CapsSet | m.CapsReturned):
             self._on_caps(message, now)
-        elif isinstance(message, m.Observed):
-            self.examiner.observed(self, message, now)
+        elif isinstance(message, m.Observed | m.SourceChanged):
+            self.examiner.heard(self, message, now)
         elif message.gpu not in self.fleet:
             self.event("unknown_gpu", "warning", f"a message came from {message.gpu}", now)
         elif isinstance(message, m.WorkerReady):

@@ -48,11 +48,12 @@ class LeftOut(NamedTuple):
 
 class ExaminerMemory(msgspec.Struct, frozen=True, kw_only=True):
     """What a restarted examiner must know. slow: GPU -> ratio. seen: ids of what agents told,
-    newest last: they tell it again."""
+    newest last: they tell it again. sources: host and source -> its state."""
 
     gpus: dict[str, GpuHealth] = {}
     slow: dict[str, float] = {}
     seen: tuple[str, ...] = ()
+    sources: dict[str, tuple[str, str]] = {}
 
 
 class Examiner:
@@ -69,13 +70,17 @@ class Examiner:
         self._slow_replicas: set[int] = set()
         self._weights: dict[int, dict[str, float]] = {}
         self._seen: OrderedDict[str, None] = OrderedDict()
+        self._sources: dict[str, tuple[str, str]] = {}
         self._recalled: set[str] = set()
         self._recheck_in = 0
 
     def memory(self) -> ExaminerMemory:
         """What to write down."""
         return ExaminerMemory(
-            gpus=self._book.memory(), slow=dict(self._slow), seen=tuple(self._seen)
+            gpus=self._book.memory(),
+            slow=dict(self._slow),
+            seen=tuple(self._seen),
+            sources=dict(self._sources),
         )
 
     def recall(self, memory: ExaminerMemory) -> None:
@@ -83,6 +88,7 @@ class Examiner:
         self._book.recall(memory.gpus)
         self._slow = dict(memory.slow)
         self._seen = OrderedDict.fromkeys(memory.seen)
+        self._sources = dict(memory.sources)
         self._recalled, self._recheck_in = set(memory.slow), RECHECK_STEPS
 
     # what others ask -------------------------------------------------------------------------
@@ -106,8 +112,16 @@ class Examiner:
 
     # events ----------------------------------------------------------------------------------
 
-    def observed(self, coordinator: Coordinator, told: m.Observed, now: float) -> None:
-        """Take what a source of a host saw; what an agent tells again counts once."""
+    def heard(
+        self, coordinator: Coordinator, told: m.Observed | m.SourceChanged, now: float
+    ) -> None:
+        """Take what an agent tells of its sources; what it tells again counts once."""
+        if isinstance(told, m.Observed):
+            self._observed(coordinator, told, now)
+        else:
+            self._source_changed(coordinator, told, now)
+
+    def _observed(self, coordinator: Coordinator, told: m.Observed, now: float) -> None:
         if told.id in self._seen:
             return
         self._seen[told.id] = None
@@ -133,6 +147,25 @@ class Examiner:
             text = f"{seen.gpu}: {evidence[-1][1] if evidence else seen.text}"
             self._event(coordinator, "gpu_observed", seen.severity, text, now, seen.gpu)
         self._apply(coordinator, changed, now)
+
+    def _source_changed(self, coordinator: Coordinator, told: m.SourceChanged, now: float) -> None:
+        """Tell of a health source of a host that watches, or does not."""
+        key, state = f"{told.host} {told.source}", (told.status, told.reason)
+        if self._sources.get(key) == state:
+            return
+        self._sources[key] = state
+        words = f"is {told.status}" + (f": {told.reason}" if told.reason else "")
+        entry = EventHappened(
+            seq=0, at=now, run=self._run, kind="health_source",
+            severity="info" if told.status == "watching" else "warning",
+            message=f"{told.host}: health source {told.source} {words}",
+            generation=coordinator.number,
+            details={
+                "host": told.host, "source": told.source, "status": told.status,
+                "reason": told.reason,
+            },
+        )  # fmt: skip
+        self._outgoing.put(Record(entry=entry))
 
     def report(self, coordinator: Coordinator, report: Report, now: float) -> str:
         """Take what a person knows; returns what came of it."""

@@ -12,6 +12,7 @@ import msgspec
 
 from runtime.errors import CounterpoiseError
 from runtime.health.observation import Observation
+from runtime.health.sources.port import SourceStatus
 from runtime.plan.generation import GenerationPlan, Standing
 from runtime.plan.manifest import Part
 from runtime.power.host import PowerOffer
@@ -175,6 +176,15 @@ class Observed(_Message, frozen=True, kw_only=True, tag="observed"):
     observation: Observation
 
 
+class SourceChanged(_Message, frozen=True, kw_only=True, tag="source_changed"):
+    """A health source of a host began to watch, or does not: missing, denied, failing, and why."""
+
+    host: str
+    source: str
+    status: SourceStatus
+    reason: str
+
+
 class WorkerExited(_Message, frozen=True, kw_only=True, tag="worker_exited"):
     """A worker process is gone. code: exit code, negative for a signal."""
 
@@ -202,7 +212,7 @@ class KillWorker(_Message, frozen=True, kw_only=True, tag="kill_worker"):
 
 
 class CorruptState(_Message, frozen=True, kw_only=True, tag="corrupt_state"):
-    """Inject a silent fault: the worker flips a bit of a parameter it holds before its next step."""
+    """Inject a silent fault: before its next step the worker flips a bit of what it holds."""
 
     gpu: str
 
@@ -262,7 +272,9 @@ class DeviceSpeed(_Message, frozen=True, kw_only=True, tag="device_speed"):
 FromWorker = (
     WorkerReady | Pulse | Entered | StepDone | StepRefused | Parked | Copied | Saved | WorkerFailed
 )
-FromAgent = FromWorker | AgentHello | CapsSet | CapsReturned | Observed | WorkerExited
+FromAgent = (
+    FromWorker | AgentHello | CapsSet | CapsReturned | Observed | SourceChanged | WorkerExited
+)
 ToWorker = EnterGeneration | LeaveGeneration | DeviceSpeed | Save | CorruptState | Quit
 ToAgent = (
     StartWorkers

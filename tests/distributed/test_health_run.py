@@ -44,7 +44,8 @@ def config(log: Path, webhook_port: int) -> Config:
         cluster=ClusterConfig(racks=racks),
         emulated=EmulatedConfig(step_s=STEP_S),
         health=HealthConfig(
-            sources=("kernel_log",),
+            sources=("kernel_log", "nvidia_smi"),
+            nvidia_smi=str(log.parent / "no-such-nvidia-smi"),
             kernel_log=str(log),
             gpus={"0000:9b:00.0": "rack-1/2"},
             webhook_port=webhook_port,
@@ -108,6 +109,16 @@ def test_a_slow_slot_and_a_suspect_gpu_in_a_real_run(tmp_path: Path) -> None:
     with LocalRun(config(log, port), home=tmp_path) as run:
         run.wait_for(lambda e: isinstance(e, StepCommitted) and e.step >= 15, 120.0)
         assert set(states(run).values()) == {"healthy"}
+
+        # Every source says how it is.
+        told = {
+            (each.details["source"], each.details["status"])
+            for each in run.entries
+            if isinstance(each, EventHappened) and each.kind == "health_source"
+        }
+        assert told == {
+            ("kernel_log", "watching"), ("webhook", "watching"), ("nvidia_smi", "missing"),
+        }  # fmt: skip
 
         # Fail-slow, from telemetry alone.
         after, began = len(run.entries), time.monotonic()
@@ -217,6 +228,8 @@ def test_a_killed_controller_remembers_a_quarantine(tmp_path: Path) -> None:
         assert after["quarantined_until"] == before["quarantined_until"]
         assert after["evidence"] == before["evidence"]  # The agent told it again: it counts once.
         assert shown_state(up, "rack-1/1") == "draining"
+        (source,) = up.cli("health", "sources")["sources"]
+        assert (source["source"], source["status"]) == ("kernel_log", "watching")
     finally:
         up.interrupt()
         up.kill_hard()

@@ -477,3 +477,20 @@ def test_slowness_survives_a_controller_and_is_looked_at_again(still: bool) -> N
         run.step(pace if still else lambda _gpu: 1.0)
         run.take(run.coordinator.tick(run.now))
     assert run.states["rack-1/5"] == ("degraded" if still else "healthy")
+
+
+def test_what_becomes_of_a_source_is_in_the_journal_once() -> None:
+    run = Run()
+
+    def tell(status: str, reason: str = "") -> None:
+        run.tell(m.SourceChanged(host="gpu-7", source="kmsg", status=status, reason=reason))  # type: ignore[arg-type]
+
+    tell("denied", "/dev/kmsg: Operation not permitted; run the agent as root")
+    for _ in range(3):
+        tell("denied", "/dev/kmsg: Operation not permitted; run the agent as root")
+        restarted(run)
+    tell("watching")
+    denied, watching = [each for each in run.events if each.kind == "health_source"]
+    assert "gpu-7: health source kmsg is denied: /dev/kmsg: Operation" in denied.message
+    assert (denied.severity, watching.severity) == ("warning", "info")
+    assert watching.details["status"] == "watching"

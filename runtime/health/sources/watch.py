@@ -39,6 +39,7 @@ class Watch:
         addresses: maps what sources call a GPU to the run's ids.
         sink: gets every observation that is news, from any thread.
         poll_s: seconds between polls. kept: file that remembers the boards' slots, or None.
+        on_state: gets every state of a source that is news, from any thread.
     """
 
     def __init__(
@@ -49,7 +50,9 @@ class Watch:
         sink: Callable[[Observation], None],
         poll_s: float,
         kept: Path | None = None,
+        on_state: Callable[[SourceState], None] = lambda _state: None,
     ) -> None:
+        self._on_state = on_state
         self._sources = list(sources)
         self._addresses = addresses
         self._sink = sink
@@ -155,6 +158,7 @@ class Watch:
         if before != state:
             level = logging.INFO if state.status == "watching" else logging.WARNING
             _LOG.log(level, "health source %s: %s %s", state.name, state.status, state.reason)
+            self._on_state(state)
 
 
 def open_watch(
@@ -164,6 +168,7 @@ def open_watch(
     home: Path | None,
     *,
     real: bool,
+    on_state: Callable[[SourceState], None] = lambda _state: None,
 ) -> Watch:
     """The watch of an agent's host.
 
@@ -195,6 +200,7 @@ def open_watch(
         sink=sink,
         poll_s=config.poll_s,
         kept=kept,
+        on_state=on_state,
     )
 
 
