@@ -83,7 +83,8 @@ def up(tmp_path: Path) -> Iterator[Up]:
 def test_few_clicks_lead_to_each_answer(up: Up, browser: Browser) -> None:
     url = up.await_line(r"dashboard +(http://127\.0\.0\.1:\d+)").group(1)
     up.await_line(r"training +first step committed")
-    up.cli("fault", "kill", GPU)
+    answer = up.cli("fault", "kill", GPU)
+    assert answer["ok"], answer
     up.await_line(r"proposal +p1 open")
     answers = [*_which_gpu_and_why(browser, url), *_shrink(browser, url), *_last_week(browser, url)]
     for question, clicks, seconds in answers:
