@@ -17,6 +17,7 @@ from runtime.health.reading import RECOVERY_NAMES, SLOWDOWNS, THROTTLE_BITS, Rea
 
 LINE_LIMIT = 16_384
 GPU_LIMIT = 4096
+XID_LIMIT = 256
 KEPT_BAD = 100
 # DCGM writes values near these for "no data".
 _BLANK = 0x7FFFFFF0
@@ -55,6 +56,9 @@ _THROTTLE_MASKS = frozenset(
         "nvidia_smi_clocks_event_reasons_active",
         "nvidia_smi_clocks_throttle_reasons_active",
     }
+)
+_XIDS = frozenset(
+    {"DCGM_FI_DEV_XID_ERRORS", "DCGM_EXP_XID_ERRORS_COUNT", "DCGM_FI_DEV_XID_ERRORS_ACTIVE"}
 )
 _RECOVERY = frozenset({"DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION", "nvidia_smi_gpu_recovery_action"})
 
@@ -123,12 +127,8 @@ def _fill(gpu: Reading, sample: _Sample) -> None:
         setattr(gpu, _NUMBERS[name], max(int(value), getattr(gpu, _NUMBERS[name]) or 0))
     elif name in _GAUGES:
         setattr(gpu, _GAUGES[name], value)
-    elif name == "DCGM_FI_DEV_XID_ERRORS":
-        gpu.xid = int(value) if value >= 1 else gpu.xid
-    elif name in ("DCGM_EXP_XID_ERRORS_COUNT", "DCGM_FI_DEV_XID_ERRORS_ACTIVE"):
-        xid = sample.labels.get("xid", "")
-        if xid.isascii() and xid.isdigit() and int(xid[:5]) > 0 and value >= 1:
-            gpu.xid, gpu.xid_count = int(xid[:5]), int(value)
+    elif name in _XIDS:
+        _fill_xid(gpu, sample)
     elif name in _RECOVERY:
         code = int(value)
         gpu.recovery = RECOVERY_NAMES[code] if 0 <= code < len(RECOVERY_NAMES) else f"{code}"
@@ -141,6 +141,17 @@ def _fill(gpu: Reading, sample: _Sample) -> None:
         reason = reason.removeprefix("nvidia_smi_clocks_throttle_reasons_")
         if reason in SLOWDOWNS and value > 0:
             gpu.throttles.add(reason)
+
+
+def _fill_xid(gpu: Reading, sample: _Sample) -> None:
+    """The last Xid, as the value; or one series for each Xid of a window, with its count."""
+    if sample.name == "DCGM_FI_DEV_XID_ERRORS":
+        xid, count = int(sample.value), 1
+    else:
+        word = sample.labels.get("xid", "")[:5]
+        xid, count = int(word) if word.isascii() and word.isdigit() else 0, int(sample.value)
+    if xid > 0 and count > 0 and len(gpu.xids) < XID_LIMIT:
+        gpu.xids[xid] = max(count, gpu.xids.get(xid, 0))
 
 
 def _parsed(text: str) -> _Sample | None:

@@ -49,7 +49,8 @@ THROTTLE_BITS = {
 
 
 class Reading(msgspec.Struct, kw_only=True):
-    """One GPU at one time. throttles: names of SLOWDOWNS that are active. xid: the last one."""
+    """One GPU at one time. throttles: names of SLOWDOWNS that are active. xids: how often each Xid
+    was seen, once where the source knows the last one alone."""
 
     pci: str = ""
     uuid: str = ""
@@ -71,8 +72,7 @@ class Reading(msgspec.Struct, kw_only=True):
     fabric_degraded: bool | None = None
     fabric_unhealthy: bool | None = None
     nvlink_errors: int | None = None
-    xid: int | None = None
-    xid_count: int = 1
+    xids: dict[int, int] = msgspec.field(default_factory=dict)
     throttles: set[str] = msgspec.field(default_factory=set)
     temp_c: float | None = None
     power_w: float | None = None
@@ -133,9 +133,9 @@ def findings(reading: Reading, catalogue: Catalogue) -> list[Finding]:
         for name, verdict, action in _COUNTERS
         if getattr(reading, name)
     ]
-    if reading.xid:
-        entry = catalogue.entry(reading.xid)
-        found.append(Finding(reading.xid, entry.verdict, entry.immediate, reading.xid_count))
+    for xid, times in sorted(reading.xids.items()):
+        entry = catalogue.entry(xid)
+        found.append(Finding(xid, entry.verdict, entry.immediate, times))
     return sorted(found, key=lambda each: -BADNESS[each.verdict])
 
 

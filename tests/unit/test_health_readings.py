@@ -186,6 +186,9 @@ DCGM_FI_DEV_ROW_REMAP_FAILURE{gpu="1",UUID="GPU-b"} 1
 DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{gpu="2",UUID="GPU-c"} 9223372036854775794
 DCGM_FI_DEV_CLOCKS_EVENT_REASONS{gpu="2",UUID="GPU-c"} 64
 DCGM_EXP_XID_ERRORS_COUNT{gpu="3",UUID="GPU-d",xid="31",window_size_in_ms="300000"} 4
+DCGM_EXP_XID_ERRORS_COUNT{gpu="4",UUID="GPU-i",xid="79",window_size_in_ms="300000"} 2
+DCGM_EXP_XID_ERRORS_COUNT{gpu="4",UUID="GPU-i",xid="13",window_size_in_ms="300000"} 5
+DCGM_FI_DEV_XID_ERRORS{gpu="4",UUID="GPU-i"} 13
 nvidia_smi_ecc_errors_uncorrected_volatile_total{uuid="e"} 2
 nvidia_smi_gpu_recovery_action{uuid="f"} 1
 nvidia_smi_clocks_event_reasons_hw_power_brake_slowdown{uuid="g"} 1
@@ -204,6 +207,7 @@ def test_exposition_findings() -> None:
         "0000:09:00.0": ("row_remap_failure", "draining", 1),
         "GPU-c": ("hw_thermal_slowdown", "degraded", 1),
         "GPU-d": (31, "healthy", 4),
+        "GPU-i": (79, "failed", 2),  # The last Xid hides no worse one.
         "e": ("ecc_uncorrected", "suspect", 2),
         "f": ("recovery_action", "failed", 1),
         "g": ("hw_power_brake_slowdown", "degraded", 1),

@@ -359,6 +359,29 @@ def test_a_gpu_that_the_exporter_no_longer_lists_is_lost(
     assert source.state.status == "failing"
 
 
+def test_prometheus_xid_counts_are_events_when_they_rise(
+    exporter: tuple[str, type[_Exporter]],
+) -> None:
+    url, handler = exporter
+    source = PrometheusSource(url, CATALOGUE)
+    source.open()
+
+    def events(**counts: int) -> list[tuple[object, int]]:
+        lines = ['DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-a"} 40']
+        lines += [
+            f'DCGM_EXP_XID_ERRORS_COUNT{{gpu="0",UUID="GPU-a",xid="{xid[1:]}"}} {count}'
+            for xid, count in counts.items()
+        ]
+        handler.body = "\n".join(lines) + "\n"
+        return [(each.code, each.count) for each in source.poll(1.0) if not each.snapshot]
+
+    assert events(x31=4) == []  # Of unknown age.
+    assert events(x31=4, x94=1) == [(94, 1)]
+    assert events(x31=6, x94=1) == [(31, 2)]
+    assert events(x94=1) == []  # The window has moved on.
+    assert events(x79=1, x94=2) == [(79, 1), (94, 1)]
+
+
 def test_prometheus_link_errors_count_from_when_we_came(
     exporter: tuple[str, type[_Exporter]],
 ) -> None:

@@ -8,6 +8,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from runtime.health.catalogue import Catalogue
 from runtime.health.observation import Identity, Observation, SourceKind, severity_of
 from runtime.health.prometheus import ExpositionReader
@@ -73,7 +75,8 @@ class SmiSource:
 
 
 class PrometheusSource:
-    """Scrapes an exporter. Its Xid gauge shows the last Xid for ever: only a change is an event."""
+    """Scrapes an exporter. Its Xid gauge shows the last Xid for ever, its counts those of a window:
+    only what is new or more is an event."""
 
     name = "prometheus"
     waits = False
@@ -86,7 +89,7 @@ class PrometheusSource:
         self._catalogue = catalogue
         self._clock = clock
         self._identities: list[Identity] = []
-        self._xids: dict[str, tuple[int, int]] = {}
+        self._xids: dict[str, dict[int, int]] = {}
         self._nvlink_base: dict[str, int] = {}
         self._roll = _Roll("the exporter")
         # No proxy: the exporter is on this machine, and so shall its numbers be.
@@ -129,18 +132,21 @@ class PrometheusSource:
     def _observations(self, readings: Sequence[Reading]) -> list[Observation]:
         now, found = self._clock(), []
         for reading in readings:
-            name, xid = reading.name or "", (reading.xid or 0, reading.xid_count)
-            reading.xid = None
+            name, xids = reading.name or "", reading.xids
+            reading.xids = {}
             if reading.nvlink_errors is not None:
                 # Since boot; those of before we came are nobody's news.
                 base = self._nvlink_base.setdefault(name, reading.nvlink_errors)
                 reading.nvlink_errors = max(0, reading.nvlink_errors - base)
             found.append(judge(reading, "prometheus", self._catalogue, at=now))
-            before = self._xids.get(name)
-            self._xids[name] = xid
-            # What the gauge showed before we came is of unknown age.
-            if before is not None and xid != before and xid[0]:
-                found.append(xid_event(reading, xid[0], "prometheus", self._catalogue, now))
+            # What it showed before we came is of unknown age.
+            before = self._xids.get(name, xids)
+            self._xids[name] = xids
+            for xid, times in sorted(xids.items()):
+                more = times - before.get(xid, 0)
+                if more > 0:
+                    event = xid_event(reading, xid, "prometheus", self._catalogue, now)
+                    found.append(msgspec.structs.replace(event, count=more))
         return found
 
 
