@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from runtime.notify.notice import Notice, NoticeKind
-from storage.history.incidents import CLEARING_KINDS, Incident, incidents_of
+from storage.history.incidents import CLEARING_KINDS, Incident, begins, incidents_of
 from storage.records import (
     DecisionMade,
     EventHappened,
@@ -73,7 +73,7 @@ def _counts(entry: JournalEntry) -> bool:
     """Whether an event can open, feed or end an incident."""
     if not isinstance(entry, EventHappened):
         return False
-    return (entry.severity != "info" and bool(entry.gpu)) or entry.kind in CLEARING_KINDS
+    return begins(entry) or entry.kind in CLEARING_KINDS
 
 
 def _of_entry(news: RunNews, entry: JournalEntry) -> list[Notice]:
@@ -139,7 +139,7 @@ def _of_incidents(news: RunNews) -> list[Notice]:
     found = incidents_of(forms, events, [], [], until=max(one.at for one in news.kept))
     made = []
     for one in found:
-        where = f"Replica {one.replica}, GPU {', '.join(one.gpus)}"
+        where = f"Replica {one.replica}" + (f", GPU {', '.join(one.gpus)}" if one.gpus else "")
         opened = Notice(
             id=f"{news.run}:{one.id}:opened",
             kind="incident_opened",

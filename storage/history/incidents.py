@@ -106,6 +106,11 @@ def is_whole(replica: ReplicaState) -> bool:
     return replica.mode == "training" and len(replica.live) == len(replica.gpus)
 
 
+def begins(event: EventHappened) -> bool:
+    """Whether an event begins an incident of its replica, unless one is open."""
+    return event.severity != "info" and (bool(event.gpu) or event.kind in RACK_KINDS)
+
+
 def _drafts(
     generations: Sequence[GenerationFormed], events: Sequence[EventHappened]
 ) -> list[_Draft]:
@@ -128,8 +133,7 @@ def _drafts(
         number = entry.replica if entry.replica is not None else replica_of.get(entry.gpu or "")
         if number is None:
             continue
-        is_trouble = entry.severity != "info" and (entry.gpu or entry.kind in RACK_KINDS)
-        if number not in open_ and is_trouble:
+        if number not in open_ and begins(entry):
             open_[number] = _Draft(replica=number)
             drafts.append(open_[number])
         if (draft := open_.get(number)) is not None:

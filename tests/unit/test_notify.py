@@ -98,6 +98,13 @@ def test_however_it_is_read_the_same_is_told(cuts: list[int]) -> None:
     ]
 
 
+def test_a_failed_switch_is_an_incident_too() -> None:
+    """Whatever opens an incident on the pages is told."""
+    switch = records.event(3, kind="switch_failed", gpu=None, rack="rack-0", replica=0)
+    told = take(RunNews(run="run-1"), [records.started(1), records.formed(2), switch], since=0.0)
+    assert kinds(told) == ["incident_opened"]
+
+
 def test_an_open_incident_keeps_its_name_through_a_long_run() -> None:
     news = RunNews(run="run-1")
     opened = take(news, story()[:5], since=0.0)
