@@ -25,6 +25,7 @@ class FakeGpu:
     reasons: int = 0
     recovery: int = 0
     link_errors: int = 0
+    fabric: int = 0
     error: int = 0
     unsupported: set[str] = field(default_factory=set)
 
@@ -40,7 +41,7 @@ class FakeNvml:
         self.events: deque[SimpleNamespace] = deque()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith(("NVML", "nvmlEventType", "nvmlClocks")):
+        if name.startswith(("NVML", "nvmlEventType", "nvmlClocks", "c_nvml")):
             return getattr(pynvml, name)
         raise AttributeError(name)
 
@@ -105,7 +106,14 @@ class FakeNvml:
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: FakeGpu) -> int:  # noqa: N802
         return self._value(gpu, "old_reasons", gpu.reasons)
 
-    def nvmlDeviceGetFieldValues(self, gpu: FakeGpu, fields: list[int]) -> list[SimpleNamespace]:  # noqa: N802
+    def nvmlDeviceGetFieldValues(self, gpu: FakeGpu, fields: list[Any]) -> list[SimpleNamespace]:  # noqa: N802
+        if fields[0] == (pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS, 0):
+            count = self._value(gpu, "nvlink5", gpu.link_errors)
+            here, gone = SimpleNamespace(ullVal=count), pynvml.NVML_ERROR_NOT_SUPPORTED
+            return [
+                SimpleNamespace(nvmlReturn=0 if link < 2 else gone, value=here)
+                for _, link in fields
+            ]
         assert fields == [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION]
         self._value(gpu, "fields", 0)
         return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=gpu.recovery))]
@@ -114,6 +122,10 @@ class FakeNvml:
         if link >= 2:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return self._value(gpu, "nvlink", gpu.link_errors)
+
+    def nvmlDeviceGetGpuFabricInfoV(self, gpu: FakeGpu, info: Any) -> int:  # noqa: N802
+        info._obj.healthMask = self._value(gpu, "fabric", gpu.fabric)
+        return pynvml.NVML_SUCCESS
 
     def nvmlEventSetCreate(self) -> object:  # noqa: N802
         self._check()

@@ -72,6 +72,10 @@ def found(source: NvmlSource) -> dict[str | None, tuple[object, str]]:
         ({"reasons": 0x4}, None, "healthy"),
         ({"recovery": 1}, "recovery_action", "failed"),
         ({"recovery": 3}, "recovery_action", "draining"),
+        ({"fabric": 0x2 | 0x2 << 4}, None, "healthy"),
+        ({"fabric": 0x1}, "fabric_degraded", "suspect"),
+        ({"fabric": 0x1 << 4}, "fabric_unhealthy", "suspect"),
+        ({"fabric": 0x1, "unsupported": {"fabric"}}, None, "healthy"),
         ({"error": pynvml.NVML_ERROR_GPU_IS_LOST}, "gpu_lost", "failed"),
         ({"error": pynvml.NVML_ERROR_RESET_REQUIRED}, "reset_required", "failed"),
         ({"error": pynvml.NVML_ERROR_NO_PERMISSION}, None, "healthy"),
@@ -96,8 +100,12 @@ def test_nvml_readings(
     source.close()
 
 
-def test_nvml_link_errors_count_from_when_we_came(nvml: FakeNvml, gpus: list[FakeGpu]) -> None:
+@pytest.mark.parametrize("unsupported", [set(), {"nvlink"}], ids=["NVLink 4", "NVLink 5"])
+def test_nvml_link_errors_count_from_when_we_came(
+    nvml: FakeNvml, gpus: list[FakeGpu], unsupported: set[str]
+) -> None:
     now = [1000.0]
+    gpus[0].unsupported = unsupported
     gpus[0].link_errors = 50
     source = NvmlSource(CATALOGUE, nvml=nvml, clock=lambda: now[0])
     source.open()

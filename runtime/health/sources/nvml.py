@@ -7,6 +7,7 @@ reloaded driver means to begin again.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import time
 from collections.abc import Callable, Sequence
@@ -189,6 +190,7 @@ class NvmlSource:
             reading.throttles = self._throttles(device.handle)
             reading.recovery = self._recovery(device.handle)
             reading.nvlink_errors = self._nvlink(device)
+            reading.fabric_degraded, reading.fabric_unhealthy = self._fabric(device.handle)
         except nvml.NVMLError as error:
             if error.value == nvml.NVML_ERROR_RESET_REQUIRED:
                 reading.reset_required = True
@@ -226,16 +228,45 @@ class NvmlSource:
         now = self._clock()
         if now - device.nvlink_at < _NVLINK_EVERY_S:
             return device.nvlink_new
-        device.nvlink_at, total = now, None
-        for link in range(_NVLINKS):
-            recoveries = self._ask("nvmlDeviceGetNvLinkErrorCounter", device.handle, link, 1)
-            if recoveries is None:
-                break
-            total = (total or 0) + int(recoveries)
+        device.nvlink_at = now
+        total = self._recoveries(device.handle)
         if total is not None:
             device.nvlink_base = total if device.nvlink_base is None else device.nvlink_base
             device.nvlink_new = max(0, total - device.nvlink_base)
         return device.nvlink_new
+
+    def _recoveries(self, handle: Any) -> int | None:
+        """How often its links had to recover; NVLink 5 counts that in fields of its own."""
+        total: int | None = None
+        for link in range(_NVLINKS):
+            count = self._ask("nvmlDeviceGetNvLinkErrorCounter", handle, link, 1)
+            if count is None:
+                break
+            total = (total or 0) + int(count)
+        if total is not None:
+            return total
+        field = getattr(self._nvml, "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS", None)
+        asked = [(field, link) for link in range(_NVLINKS)]
+        values = self._ask("nvmlDeviceGetFieldValues", handle, asked) if field else None
+        counts = [int(each.value.ullVal) for each in values or () if each.nvmlReturn == 0]
+        return sum(counts) if counts else None
+
+    def _fabric(self, handle: Any) -> tuple[bool | None, bool | None]:
+        """Whether its part of the NVLink fabric has lost bandwidth, and whether a route is ill."""
+        kind = getattr(self._nvml, "c_nvmlGpuFabricInfoV_t", None)
+        if kind is None:
+            return None, None
+        info = kind()
+        if self._ask("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info)) is None:
+            return None, None
+        return self._is_ill(info, "DEGRADED_BW"), self._is_ill(info, "ROUTE_UNHEALTHY")
+
+    def _is_ill(self, info: Any, part: str) -> bool:
+        shift, width, true = (
+            int(getattr(self._nvml, f"NVML_GPU_FABRIC_HEALTH_MASK_{name}"))
+            for name in (f"SHIFT_{part}", f"WIDTH_{part}", f"{part}_TRUE")
+        )
+        return int(info.healthMask) >> shift & width == true
 
     # errors ----------------------------------------------------------------------------------
 
