@@ -29,8 +29,9 @@ def status(run_id: str, as_json: bool) -> None:
     """Show the live state of a run: step, loss, goodput, every replica's shape."""
     store = open_live(Settings.from_env())
     state = find_run(store, run_id)
+    notifier = store.get_notifier()
     if as_json:
-        print_json(state)
+        print_json({**msgspec.to_builtins(state), "notifier": notifier})
         return
     now = time.time()
     kind = "emulated devices" if state.emulated else state.device
@@ -56,7 +57,7 @@ def status(run_id: str, as_json: bool) -> None:
         click.echo("\nWaiting for an answer:")
         for proposal in waiting:
             click.echo(f"  {proposal.id}  {_summary(proposal)}")
-    print_notifier(store.get_notifier(), now)
+    print_notifier(notifier, now)
 
 
 def _replica_row(replica: ReplicaState) -> list[str]:

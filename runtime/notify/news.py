@@ -27,6 +27,8 @@ from storage.records import (
 KEPT_ENTRIES = 4000
 KEPT_TOLD = 2000
 KEPT_TITLES = 200
+# The same trouble again within this time is not told again
+SAME_TROUBLE_S = 600.0
 
 
 class RunNews(msgspec.Struct, kw_only=True):
@@ -81,6 +83,11 @@ def _of_entry(news: RunNews, entry: JournalEntry) -> list[Notice]:
         return _of_proposal(news, entry)
     if isinstance(entry, DecisionMade):
         return [_of_decision(news, entry)]
+    if isinstance(entry, EventHappened) and entry.severity == "critical" and not begins(entry):
+        # Belongs to no incident: the run rolled back, stalls, cannot write a checkpoint
+        key = f"{entry.kind}:{entry.at // SAME_TROUBLE_S:.0f}"
+        said = (entry.severity, entry.message, "")
+        return [_notice(news, entry, "run_in_trouble", said, key)]
     if isinstance(entry, RunEnded) and entry.status == "failed":
         title = f"Run {news.name or entry.run} failed"
         return [

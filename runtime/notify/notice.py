@@ -15,7 +15,7 @@ from storage.records import Severity
 
 NoticeKind = Literal[
     "proposal_opened", "proposal_expired", "proposal_failed", "decision_made",
-    "incident_opened", "incident_closed", "run_failed", "test",
+    "incident_opened", "incident_closed", "run_in_trouble", "run_failed", "test",
 ]  # fmt: skip
 DEFAULT_BASE_URL = "http://127.0.0.1:8501"
 _PAGES = {

@@ -105,6 +105,19 @@ def test_a_failed_switch_is_an_incident_too() -> None:
     assert kinds(told) == ["incident_opened"]
 
 
+def test_trouble_of_the_whole_run_is_told_but_not_every_time() -> None:
+    def failed(seq: int) -> JournalEntry:
+        return records.event(seq, kind="checkpoint_failed", gpu=None, message="disk full")
+
+    news = RunNews(run="run-1")
+    (told,) = take(news, [records.started(1), *map(failed, range(2, 102))], since=0.0)
+    assert (told.kind, told.title, told.severity) == ("run_in_trouble", "disk full", "critical")
+    assert told.url(BASE) == f"{BASE}/?run=run-1"
+    assert kinds(take(news, [failed(1000)], since=0.0)) == ["run_in_trouble"]
+    mere = records.event(1001, kind="cap_changed", severity="warning", gpu=None)
+    assert take(news, [mere], since=0.0) == []
+
+
 def test_an_open_incident_keeps_its_name_through_a_long_run() -> None:
     news = RunNews(run="run-1")
     opened = take(news, story()[:5], since=0.0)
