@@ -359,6 +359,11 @@ class Coordinator:
         if self.change.proposal and not self.desk.can_go_to(self, self.aims):
             self.desk.book.interrupted(self.change.proposal, "a GPU it needs has failed")
             self.change = replace(self.change, proposal="")
+        elif self.progress.formed and not self.change.planned and self._finish is None:
+            at_once = self.desk.reshape_at_once(self, now)
+            if at_once is not None:
+                self.aims, proposal = at_once
+                self.change = replace(self.change, proposal=proposal.id)
         try:
             self.aims = self.desk.fit_aims(self, now)
             plan, bytes_moved = self.generations.publish_next(self, self.aims)

@@ -222,7 +222,14 @@ class Desk:
         self._outgoing.put(Record(entry=decision))
 
     def _decide_by_policy(self, coordinator: Coordinator, proposal: Proposal, now: float) -> None:
-        decision = DecisionMade(
+        decision = self._policy_decision(proposal, now)
+        try:
+            self.decide(coordinator, proposal, decision, revision=proposal.revision + 1)
+        except PlanError as error:
+            self._event("planning_failed", str(error), coordinator.number, now)
+
+    def _policy_decision(self, proposal: Proposal, now: float) -> DecisionMade:
+        return DecisionMade(
             seq=0,
             at=now,
             run=self._run,
@@ -235,10 +242,43 @@ class Desk:
             via="policy",
             reason=proposal.ruling,
         )
+
+    def reshape_at_once(
+        self, coordinator: Coordinator, now: float
+    ) -> tuple[list[Aim], Proposal] | None:
+        """Where policy answers at once: what to make of a replica that just lost slots.
+
+        It then need not stand by for a step. None: it has to, as more than one is broken, no other
+        trains whole, or somebody is to be asked.
+        """
+        assert coordinator.plan is not None
+        trained = [one for one in coordinator.plan.replicas if one.mode == "training"]
+        broken = [
+            one.replica
+            for one in trained
+            if not set(one.live) <= set(coordinator.fleet.alive(one.replica))
+        ]
+        if len(broken) != 1 or len(trained) == 1 or self.book.unfinished(broken[0]):
+            return None
+        about = facts_of(coordinator, broken[0])
         try:
-            self.decide(coordinator, proposal, decision, revision=proposal.revision + 1)
-        except PlanError as error:
-            self._event("planning_failed", str(error), coordinator.number, now)
+            situation = self.situation(coordinator)
+            comparison = compare(situation, broken[0])
+            option = comparison.choice
+            if option.kind not in ("shrink", "shrink_boost") or not self._is_due(about):
+                return None
+            aims = [aim_for(target) for target in targets(situation, option)]
+        except PlanError:
+            return None  # It is left out, and planned for again then.
+        draft = self._draft(coordinator, comparison, now)
+        if draft.auto_at is None or draft.auto_at > now:
+            return None
+        proposal = self.open(coordinator, comparison, now, facts=about)
+        decision = self._policy_decision(proposal, now)
+        self.record(decision)
+        self.book.put(_answered(proposal, decision, proposal.revision + 1))
+        self.book.move(proposal, "applying", "in the generation that the failure makes necessary")
+        return aims, proposal
 
     # proposals -------------------------------------------------------------------------------
 
@@ -275,14 +315,28 @@ class Desk:
         undoes: str = "",
     ) -> Proposal:
         """Open a proposal. facts: what it stands and falls with; None for one asked for by hand."""
-        assert coordinator.plan is not None
+        proposal = self._draft(coordinator, comparison, now, cause, asked_by, undoes)
         self.book.num_opened += 1
+        self.book.enter(proposal, facts)
+        return proposal
+
+    def _draft(
+        self,
+        coordinator: Coordinator,
+        comparison: Comparison,
+        now: float,
+        cause: str = "",
+        asked_by: str = "",
+        undoes: str = "",
+    ) -> Proposal:
+        """The next proposal, with what policy rules of it; not in the book yet."""
+        assert coordinator.plan is not None
         replica = comparison.replica
         evidence = self._evidence.get(replica, [])
         if not evidence or now - evidence[-1][0] > CONFIRM_AFTER_S:
             evidence = [*evidence, (now, f"seen now: {standing_words(coordinator, replica)}")]
         proposal = Proposal(
-            id=f"p{self.book.num_opened}",
+            id=f"p{self.book.num_opened + 1}",
             run=self._run,
             generation=coordinator.number,
             revision=1,
@@ -298,9 +352,7 @@ class Desk:
             asked_by=asked_by,
             undoes=undoes,
         )
-        proposal = self.policy.rule(proposal, now, others_train=some_replica_trains(coordinator))
-        self.book.enter(proposal, facts)
-        return proposal
+        return self.policy.rule(proposal, now, others_train=some_replica_trains(coordinator))
 
     def _cause(self, coordinator: Coordinator, replica: int) -> str:
         evidence = self._evidence.get(replica, [])
@@ -329,15 +381,7 @@ class Desk:
                 self.refresh(coordinator, decision.at)
                 raise
         self.record(decision)
-        answered = msgspec.structs.replace(
-            proposal,
-            state="rejected" if decision.option is None else "approved",
-            revision=revision,
-            decided_by=" and ".join(one.who for one in proposal.approvals) or decision.who,
-            decided_at=decision.at,
-            chosen=decision.option,
-            state_reason=decision.reason,
-        )
+        answered = _answered(proposal, decision, revision)
         self.book.put(answered)
         about = self.book.facts(proposal.id)
         if decision.option is None:
@@ -407,3 +451,15 @@ class Desk:
                 )
             )
         )
+
+
+def _answered(proposal: Proposal, decision: DecisionMade, revision: int) -> Proposal:
+    return msgspec.structs.replace(
+        proposal,
+        state="rejected" if decision.option is None else "approved",
+        revision=revision,
+        decided_by=" and ".join(one.who for one in proposal.approvals) or decision.who,
+        decided_at=decision.at,
+        chosen=decision.option,
+        state_reason=decision.reason,
+    )

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from runtime.errors import GenerationAborted
 
-_SLICE_S = 0.1
+_SLICE_S = 0.03
 _SLICE = timedelta(seconds=_SLICE_S)
 
 

@@ -74,8 +74,9 @@ def test_recommend_proposes_what_nobody_can_carry_out() -> None:
 
 
 def test_act_carries_out_what_gives_nothing_up() -> None:
-    cluster, _ = waiting(policy=PolicyConfig(mode="act"))
-    cluster.run_steps(3)
+    cluster = running(3, 3, policy=PolicyConfig(mode="act"))
+    cluster.kill("rack-0/1")
+    cluster.run_steps(1)
     assert cluster.shape() == [(0, 2), (0, 1, 2)]
     assert [one.who for one in cluster.decisions] == ["policy"]
     assert "policy: shrink" in cluster.decisions[0].reason

@@ -379,11 +379,19 @@ def test_commands_after_the_end() -> None:
 
 
 def test_policy_auto_acts_at_once_and_signs() -> None:
-    cluster, _ = waiting(policy=PolicyConfig(shrink="auto", grow="auto"))
-    cluster.run_steps(3)
+    cluster = SimCluster(sim_config(3, 3, policy=PolicyConfig(shrink="auto", grow="auto")))
+    cluster.run_steps(4)
+    cluster.kill("rack-0/1")
+    cluster.run_steps(1)
+    # Decided while the generation ended: it never stood by, and one change was enough.
+    assert cluster.coordinator.number == 2
     assert cluster.shape() == [(0, 2), (0, 1, 2)]
     (decision,) = cluster.decisions
-    assert (decision.who, decision.via) == ("policy", "policy")
+    assert (decision.who, decision.via, decision.generation) == ("policy", "policy", 1)
+    proposal = cluster.proposals[decision.proposal]
+    assert proposal.state == "applied"
+    assert proposal.kind in ("shrink", "shrink_boost")
+    assert [g.proposal for g in cluster.formed] == ["", proposal.id]
     cluster.fault("rack-0/1", "repair")
     cluster.run_steps(4)
     assert cluster.shape() == [(0, 1, 2), (0, 1, 2)]
