@@ -63,6 +63,7 @@ class _StillNvml:
             "nvmlDeviceGetCurrentClocksEventReasons": 4,
             "nvmlDeviceGetNvLinkErrorCounter": 0,
             "nvmlDeviceGetSupportedEventTypes": 8,
+            "nvmlDeviceGetGpuFabricInfoV": 0,
             "nvmlDeviceGetFieldValues": [
                 SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=0))
             ],
@@ -79,7 +80,7 @@ class _StillNvml:
         }
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith(("NVML", "nvmlEventType")):
+        if name.startswith(("NVML", "nvmlEventType", "c_nvml")):
             return getattr(self._real, name)
         return self._calls.get(name, _always(None))
 
