@@ -31,7 +31,6 @@ SCRIPTS = (
     "acknowledge",
     "append",
     "drop_run",
-    "list_journals",
     "put_proposal",
     "put_racks",
     "put_run",

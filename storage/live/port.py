@@ -86,8 +86,8 @@ class LiveStore(Protocol):
         """Seq of the newest journal entry the store holds, 0 when it knows none (or lost all)."""
 
     def list_journals(self) -> dict[str, tuple[int, int]]:
-        """Every run that has a journal -> (last seq, acknowledged seq), in one round trip; also
-        runs without a snapshot."""
+        """Every run that has a journal -> (last seq, acknowledged seq); also runs without a
+        snapshot. The number of round trips does not grow with them."""
 
     def read_journal(
         self, run: str, after: int, count: int = 500, block_ms: int = 0

@@ -153,9 +153,15 @@ class RedisStore:
         return newest[0][0] if newest else 0
 
     def list_journals(self) -> dict[str, tuple[int, int]]:
-        flat = self._link.script("list_journals", [], [_JOURNALS, _PREFIX, ":journal", ":ack"])
+        # No script: whoever may only read may ask this
+        runs = sorted(run.decode() for run in self._link.execute("SMEMBERS", _JOURNALS))
+        newest = self._read_all(
+            ("XREVRANGE", _key(run, "journal"), "+", "-", "COUNT", 1) for run in runs
+        )
+        acknowledged = self._read_all(("GET", _key(run, "ack")) for run in runs)
         return {
-            flat[i].decode(): (int(flat[i + 1]), int(flat[i + 2])) for i in range(0, len(flat), 3)
+            run: (_seq(top[0][0].decode()) if top else 0, int(seq or 0))
+            for run, top, seq in zip(runs, newest, acknowledged, strict=True)
         }
 
     def read_journal(

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import redis
 
+from runtime.metrics.collect import collect
 from storage.audit import AuditNote
 from storage.audit_records import SignedIn
 from storage.live.acl import acl_file, as_role, without_others
 from storage.live.port import LiveStoreDown
 from storage.live.redis_store import RedisStore
+from storage.notifier_state import NotifierState
 from storage.settings import Settings, SettingsError
 from tests.conftest import missing
 from tests.contract import records
@@ -129,3 +131,19 @@ def test_each_role_can_do_its_own_work(url_of: Callable[[str], str]) -> None:
     assert list(viewer.get_racks(RUN)) == ["rack-0"]
     for one in (controller, viewer, *stores.values()):
         one.close()
+
+
+@pytest.mark.redis_server
+def test_metrics_and_notifier_get_by_with_what_they_may(url_of: Callable[[str], str]) -> None:
+    controller = RedisStore.for_service(url_of("controller"))
+    controller.put_run(records.run_state())
+    controller.append(RUN, [records.started()])
+    viewer, notifier = RedisStore.for_ui(url_of("viewer")), RedisStore.for_ui(url_of("notifier"))
+    assert "counterpoise_journal_unrecorded" in collect(viewer, 200.0)
+    state = NotifierState(at=1.0, host="here", base_url="", channels=())
+    assert notifier.list_journals() == {RUN: (1, 0)}
+    assert len(notifier.read_journal_raw(RUN, 0)) == 1
+    notifier.put_notifier(state)
+    assert viewer.get_notifier() == state
+    for store in (controller, viewer, notifier):
+        store.close()
