@@ -113,10 +113,14 @@ def policies(wanted: Config, costs: ChangeCosts, calibration: Calibration) -> di
         if name in ("boost", "changes_free"):
             redone_s = statistics.fmean(run.buckets["recomputing"] for run in runs)
             figures[f"{name}_recomputing"] = round(redone_s / SECONDS, 4)
-    # What the shape allows loses nothing at a change, not even the step at hand.
-    allowed = figures["changes_free"] / (1.0 - figures["changes_free_recomputing"])
-    figures["allowed_by_shape"] = round(allowed, 4)
+    # The same shapes with changes that cost nothing. The step at hand is lost with the GPU that
+    # dies in it, whatever the runtime does: its size is the trace's, and given beside.
+    allowed = figures["changes_free"]
+    figures["allowed_by_shape"] = allowed
     figures["below_allowed"] = round(1.0 - figures["boost"] / allowed, 4)
+    kept = allowed / (1.0 - figures["changes_free_recomputing"])
+    figures["allowed_if_steps_at_hand_were_kept"] = round(kept, 4)
+    figures["below_if_steps_at_hand_were_kept"] = round(1.0 - figures["boost"] / kept, 4)
     best = max(figures[name] for name in ("drop", "torchft", "torchft_tuned", "restart"))
     figures["best_other_over_ours"] = round(best / figures["boost"], 4)
     figures["failures"] = sum(len(trace) for trace in traces)
@@ -191,7 +195,11 @@ def _place(gpu: str) -> tuple[int, int]:
 def targets(_: Figures) -> list[Target]:
     return [
         Target(figure="best_other_over_ours", at_most=1.0, why="ahead of all others"),
-        Target(figure="below_allowed", at_most=0.01, why="within 1 % of what the shape allows"),
+        Target(
+            figure="below_allowed",
+            at_most=0.01,
+            why="within 1 % of what the shape allows, step by step",
+        ),
         Target(figure="check_error", at_most=0.05, why="the simulator against the real run"),
     ]
 

@@ -208,13 +208,24 @@ class _Run:
         self._now = at + self._costs.detect_s + self._costs.forced_s
         if self._costs.checkpoint_every:
             self._redo += self._steps % self._costs.checkpoint_every
-        # As in a run: the broken replica is left out first, what to do with it comes after a step.
-        if self._policy in ("boost", "shrink"):
-            self._unsettled.add(event.replica)
+        others = any(r.trains for r in self._situation.replicas)
         self._adopt(self._unasked())
+        if self._policy not in ("boost", "shrink"):
+            return
+        # As in a run whose policy answers at once: reshaped in the generation that is formed
+        # anyway. Where no other replica trains it is left out first.
+        self._unsettled.add(event.replica)
+        if others:
+            self._reshape()
 
     def _settle(self) -> None:
-        """At a step boundary: do what the planner recommends for broken replicas."""
+        """At a step boundary: what could not be done at once."""
+        if self._reshape():
+            self._ledger.reconfigured(self._now)
+            self._now += self._costs.planned_s
+
+    def _reshape(self) -> bool:
+        """Do what the planner recommends for broken replicas; whether anything changed."""
         changed = False
         for index in sorted(self._unsettled):
             choice = compare(self._situation, index).choice
@@ -222,9 +233,7 @@ class _Run:
                 self._adopt(targets(self._situation, choice))
                 changed = True
         self._unsettled.clear()
-        if changed:
-            self._ledger.reconfigured(self._now)
-            self._now += self._costs.planned_s
+        return changed
 
     def _unasked(self) -> tuple[ReplicaTarget, ...] | None:
         """Whole replicas carry on; None when nothing can train."""
