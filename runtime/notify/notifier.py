@@ -199,12 +199,13 @@ class Notifier:
     # telling ---------------------------------------------------------------------------------
     def state(self) -> NotifierState:
         with self._changed:
-            channels = tuple(self._kept.outboxes[one.name].state() for one in self._channels)
+            names = [one.name for one in self._channels]
+            boxes = [self._kept.outboxes.get(name) or Outbox(name=name) for name in names]
             return NotifierState(
                 at=self._clock(),
                 host=socket.gethostname(),
                 base_url=self._base_url,
-                channels=channels,
+                channels=tuple(box.state() for box in boxes),
                 missed=self._kept.missed,
             )
 
