@@ -69,8 +69,11 @@ class HostPower:
         self._watched_at = now
         host = racks[0].host if racks else "localhost"
         self._file = PriorFile(home / "power" / f"caps-before-{host}.json") if home else None
-        self._restore_leftover()
-        self._found_w = {gpu: _cap_of(backend) for gpu, backend in self._backends.items()}
+        before_us = self._restore_leftover()
+        # What could not be restored now is still what was found, and goes back at the end.
+        self._found_w = {
+            gpu: before_us.get(gpu, _cap_of(backend)) for gpu, backend in self._backends.items()
+        }
         self._started_at = now
         heat = HeatRule(hot_c=config.power.hot_c)
         self._racks = {
@@ -219,19 +222,25 @@ class HostPower:
                 self._settle(caps, now, f"{gpu} has no worker", "agent", 0.0, lasting=False)
 
     def _open_rack(self, rack: RackConfig, ramp_w_per_s: float, heat: HeatRule) -> RackCaps:
-        backends = [self._backends[f"{rack.name}/{slot}"] for slot in range(rack.gpus)]
+        backends = [self._backends[gpu] for gpu in rack.ids]
         limits = [backend.limits() for backend in backends]
+        narrowest = PowerLimits(
+            min_w=max(one.min_w for one in limits),
+            normal_w=min(one.normal_w for one in limits),
+            max_w=min(one.max_w for one in limits),
+        )
         ledger = RackLedger(
-            PowerLimits(
-                min_w=max(one.min_w for one in limits),
-                normal_w=min(one.normal_w for one in limits),
-                max_w=min(one.max_w for one in limits),
-            ),
-            [_or(self._found_w[f"{rack.name}/{s}"], limits[s].normal_w) for s in range(rack.gpus)],
-            budget_w=rack.power_budget_w,
+            narrowest,
+            [
+                _or(self._found_w[gpu], one.normal_w)
+                for gpu, one in zip(rack.ids, limits, strict=True)
+            ],
+            budget_w=rack.power_budget_w or rack.full_budget_w(narrowest.normal_w, narrowest.min_w),
             ramp_w_per_s=ramp_w_per_s,
             heat=heat,
         )
+        # Until they are told otherwise, spares idle.
+        ledger.want(dict.fromkeys(range(rack.gpus, len(rack.ids)), 0.0))
         return RackCaps(
             rack.name,
             backends,
@@ -274,11 +283,12 @@ class HostPower:
             )
         )
 
-    def _restore_leftover(self) -> None:
-        """A killed agent left its caps behind: lower ones first, so that no sum passes what was."""
+    def _restore_leftover(self) -> dict[str, float]:
+        """A killed agent left its caps behind: lower ones first, so that no sum passes what was.
+        The caps of before it, by GPU id."""
         prior = self._file.read() if self._file is not None else None
         if prior is None:
-            return
+            return {}
         mine = {
             gpu: cap_w
             for gpu, cap_w in prior.caps_w.items()
@@ -297,6 +307,7 @@ class HostPower:
                     "%s: restored its power cap of before, %.0f W (%.0f W was left behind)",
                     gpu, mine[gpu], known[gpu],
                 )  # fmt: skip
+        return mine
 
 
 def _cap_of(backend: PowerBackend) -> float:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from runtime.config import ClusterConfig, Config, EmulatedConfig, RackConfig
 from runtime.control import messages as m
@@ -264,3 +268,100 @@ def test_a_dry_run_reports_but_devices_stay_as_they_are() -> None:
     assert isinstance(dry, DryRun)
     assert list(dry.would_set) == [(1000.0, 900.0)]
     assert devices["r/0"].cap_w == 1000.0
+
+
+class WatchedNvml(FakeNvml):
+    """Looks at every limit as it is set: one that goes up must fit into the budget."""
+
+    budget_w = RACK.power_budget_w
+
+    def nvmlDeviceSetPowerManagementLimit(self, handle: Any, limit_mw: int) -> None:  # noqa: N802
+        before = sum(limits_w(self))
+        super().nvmlDeviceSetPowerManagementLimit(handle, limit_mw)
+        after = sum(limits_w(self))
+        assert after <= max(before, self.budget_w) + 1e-6, (before, after, self.budget_w)
+
+
+class History:
+    """One host, and what may happen to it; each method takes a slot and a number of watts."""
+
+    def __init__(self, home: Path) -> None:
+        self.nvml = WatchedNvml([FakeGpu(f"GPU-{slot}", limit_mw=650_000) for slot in range(4)])
+        self.home, self.now = home, 0.0
+        self.power = start(self.nvml, home)
+
+    def want(self, slot: int, cap_w: float) -> None:
+        self.power.want({GPUS[slot]: cap_w}, self.now, "wished", "governor")
+
+    def budget(self, _slot: int, budget_w: float) -> None:
+        self.nvml.budget_w = 700.0 + 2.5 * budget_w
+        self.power.set_budget("r", self.nvml.budget_w, self.now, "facility")
+
+    def exits(self, slot: int, _w: float) -> None:
+        self.power.worker_exited(GPUS[slot], self.now)
+
+    def starts(self, slot: int, _w: float) -> None:
+        self.power.worker_started(GPUS[slot], self.now)
+
+    def ignores(self, slot: int, _w: float) -> None:
+        self.nvml.gpus[slot].ignores_sets = not self.nvml.gpus[slot].ignores_sets
+
+    def throttles(self, slot: int, _w: float) -> None:
+        self.nvml.gpus[slot].reasons ^= 0x40
+
+    def tick(self, _slot: int, _w: float) -> None:
+        self.power.tick(self.now, 1.0)
+
+    def crash(self, _slot: int, _w: float) -> None:
+        # The next agent knows the configured budget until a controller tells it another.
+        self.nvml.budget_w = RACK.power_budget_w
+        self.power = start(self.nvml, self.home, self.now)
+
+    def stop(self, slot: int, w: float) -> None:
+        self.power.close(self.now)
+        self.crash(slot, w)
+
+    def all_is_well_again(self) -> None:
+        for fake in self.nvml.gpus:
+            fake.ignores_sets, fake.reasons = False, 0
+        self.nvml.budget_w = RACK.power_budget_w
+        self.power.set_budget("r", RACK.power_budget_w, self.now, "facility")
+        for _ in range(20):  # Longer than the longest hold after heat.
+            self.now += 100.0
+            self.power.tick(self.now, 100.0)
+
+
+KINDS = ["want", "budget", "exits", "starts", "ignores", "throttles", "tick", "crash", "stop"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(KINDS), st.integers(0, 3), st.floats(0.0, 900.0)), max_size=30
+    )
+)
+def test_no_history_of_a_host_passes_the_budget_at_any_time(
+    events: list[tuple[str, int, float]],
+) -> None:
+    """Crashes and restarts of the agent among them: after its end all is as it was found."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        history = History(Path(folder))
+        for kind, slot, value in events:
+            history.now += 1.0
+            getattr(history, kind)(slot, value)
+        history.all_is_well_again()
+        history.power.close(history.now)
+        assert limits_w(history.nvml) == [650.0] * 4
+        assert not file_of(history.home).exists()
+
+
+def test_what_could_not_be_restored_at_once_is_not_forgotten(
+    nvml: FakeNvml, tmp_path: Path
+) -> None:
+    start(nvml, tmp_path)  # Killed: it leaves the normal cap of 600 W behind.
+    nvml.gpus[2].ignores_sets = True
+    second = start(nvml, tmp_path, now=5.0)
+    nvml.gpus[2].ignores_sets = False
+    second.close(6.0)
+    assert limits_w(nvml) == [650.0] * 4, "not what stood when it could not be restored"
