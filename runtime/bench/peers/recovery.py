@@ -12,7 +12,8 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -33,8 +34,8 @@ from runtime.control.local import LocalRun
 from runtime.control.supervisor import free_port
 from storage.records import Fault, GenerationFormed, StepCommitted
 
-HEALTHY_STEPS = 20
-DEGRADED_STEPS = 20
+HEALTHY_STEPS = 12
+DEGRADED_STEPS = 12
 DEADLINE_S = 30.0
 
 
@@ -52,50 +53,60 @@ class Recovered(msgspec.Struct, frozen=True, kw_only=True):
 # ours ------------------------------------------------------------------------------------------
 
 
-def ours(config: Config, fault: str = "kill", *, settle: bool = True) -> tuple[Recovered, float]:
-    """Lose rack-1/1 of a run of ours; with it, seconds until the survivors all train.
+def ours(config: Config) -> tuple[Recovered, float]:
+    """SIGKILL to rack-1/1 of a run of ours; with it, seconds until the survivors all train.
 
-    Args:
-        fault: "kill" (SIGKILL), "stop" (SIGSTOP), or "hang" (injected: alive, with heartbeats).
-        settle: wait for the shrunk replica and measure its throughput; needs policy
-            `shrink = "auto"`.
+    Needs policy `shrink = "auto"`.
     """
+    with _running(config) as (run, drill):
+        drill.more_steps(HEALTHY_STEPS)
+        healthy = _tokens_per_s(drill.commits[-HEALTHY_STEPS:])
+        mark = drill.kill("rack-1/1")
+        resumed = drill.next_generation(mark)
+        wanted = sum(rack.gpus for rack in config.cluster.racks) - 1
+        formed = run.wait_for(
+            lambda entry: isinstance(entry, GenerationFormed) and _ranks(entry) == wanted,
+            DEADLINE_S,
+            after=mark.index,
+        )
+        drill.more_steps(DEGRADED_STEPS)
+        since = [c for c in drill.commits if c.generation == formed.generation][1:]
+        steps = [commit.step for commit in drill.commits]
+        batch = config.train.global_batch * config.train.seq_len
+        return Recovered(
+            recovery_s=resumed.at - mark.at,
+            steps_redone=len(steps) - len(set(steps)),
+            ranks_in_play=_ranks(formed),
+            throughput=_tokens_per_s(since) / healthy,
+            step_s=batch / healthy,
+        ), formed.at - mark.at
+
+
+def fenced(config: Config) -> dict[str, float]:
+    """Seconds from a rank's standing still to the next commit without it, one after the other:
+    "stop" (SIGSTOP) and "hang" (injected: alive, with heartbeats)."""
+    found: dict[str, float] = {}
+    with _running(config) as (run, drill):
+        for fault, gpu in (("stop", "rack-1/1"), ("hang", "rack-0/1")):
+            # The deadline follows the pace once there is one.
+            drill.more_steps(5)
+            mark = _strike(run, drill, gpu, fault)
+            found[fault] = drill.next_generation(mark).at - mark.at
+    return found
+
+
+@contextmanager
+def _running(config: Config) -> Iterator[tuple[LocalRun, Drill]]:
     with (
         tempfile.TemporaryDirectory(prefix="counterpoise-peers-") as folder,
         LocalRun(config, home=Path(folder)) as run,
     ):
         drill = Drill(run)
         drill.more_steps(5, START_DEADLINE_S)
-        drill.more_steps(HEALTHY_STEPS)
-        healthy = _tokens_per_s(drill.commits[-HEALTHY_STEPS:])
-        mark = _strike(run, drill, "rack-1/1", fault)
-        resumed = drill.next_generation(mark)
-        shape_s, throughput, ranks = 0.0, None, _in_play(drill)
-        if settle:
-            wanted = sum(rack.gpus for rack in config.cluster.racks) - 1
-            formed = run.wait_for(
-                lambda entry: isinstance(entry, GenerationFormed) and _ranks(entry) == wanted,
-                DEADLINE_S,
-                after=mark.index,
-            )
-            shape_s, ranks = formed.at - mark.at, _ranks(formed)
-            drill.more_steps(DEGRADED_STEPS)
-            since = [c for c in drill.commits if c.generation == formed.generation][1:]
-            throughput = _tokens_per_s(since) / healthy
-        steps = [commit.step for commit in drill.commits]
-        batch = config.train.global_batch * config.train.seq_len
-        return Recovered(
-            recovery_s=resumed.at - mark.at,
-            steps_redone=len(steps) - len(set(steps)),
-            ranks_in_play=ranks,
-            throughput=throughput,
-            step_s=batch / healthy,
-        ), shape_s
+        yield run, drill
 
 
 def _strike(run: LocalRun, drill: Drill, gpu: str, fault: str) -> Mark:
-    if fault == "kill":
-        return drill.kill(gpu)
     mark = drill.mark()
     if fault == "stop":
         os.kill(drill.pids()[gpu], signal.SIGSTOP)
@@ -106,11 +117,6 @@ def _strike(run: LocalRun, drill: Drill, gpu: str, fault: str) -> Mark:
 
 def _ranks(formed: GenerationFormed) -> int:
     return sum(len(r.live) for r in formed.replicas if r.mode == "training")
-
-
-def _in_play(drill: Drill) -> int:
-    generations = drill.generations
-    return _ranks(generations[-1]) if generations else 0
 
 
 def _tokens_per_s(commits: Sequence[StepCommitted]) -> float:
@@ -128,9 +134,13 @@ def torchft(
     degree: int,
     timeout_ms: int = 0,
     fault: str = "kill",
+    *,
+    settle: bool = True,
     deadline_s: float = DEADLINE_S,
 ) -> Recovered:
     """Lose one rank of the last replica of a torchft run: it takes its whole replica along.
+
+    settle: measure the throughput that is left, too.
 
     Raises:
         NotRunnable: says why.
@@ -145,7 +155,7 @@ def torchft(
             _run_healthy(log, folder, num_replicas)
             before = log.commits(0)[-HEALTHY_STEPS:]
             struck = _kill(log, num_replicas - 1, 1, fault)
-            _wait_after(log, folder, struck, DEGRADED_STEPS, deadline_s)
+            _wait_after(log, folder, struck, DEGRADED_STEPS if settle else 1, deadline_s)
             after = [c for c in log.commits(0) if c.at > struck]
         after = _after_gap(after, steps_per_s(before))
         share = (num_replicas - 1) / num_replicas
@@ -153,7 +163,7 @@ def torchft(
             recovery_s=after[0].at - struck,
             steps_redone=_redone(before, after),
             ranks_in_play=(num_replicas - 1) * degree,
-            throughput=share * steps_per_s(after) / steps_per_s(before),
+            throughput=share * steps_per_s(after) / steps_per_s(before) if settle else None,
             step_s=1.0 / steps_per_s(before),
         )
 

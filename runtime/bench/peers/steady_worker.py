@@ -2,12 +2,12 @@
 
 All three live in the same processes and take turns round by round, so that whatever else the
 machine does falls on all of them. Rank 0 writes seconds per step of every round.
-Run as `python -m runtime.bench.peers.steady_worker JOB.json`, which starts one process a rank.
+Run as `python -m runtime.bench.peers.steady_worker JOB.json`, which forks one process a rank.
 """
 
 from __future__ import annotations
 
-import subprocess
+import multiprocessing
 import sys
 import threading
 import time
@@ -143,18 +143,19 @@ def main(path: str, rank: int) -> None:
 
 
 def start_all(path: str) -> None:
-    """One process a rank, waited for."""
+    """One process a rank, waited for; forked, as importing torch in each would take longer than
+    the measurement."""
     job = msgspec.json.decode(Path(path).read_bytes(), type=SteadyJob)
+    context = multiprocessing.get_context("fork")
     children = [
-        subprocess.Popen([sys.executable, "-m", __spec__.name, path, str(rank)])
+        context.Process(target=main, args=(path, rank))
         for rank in range(job.num_replicas * job.degree)
     ]
     for child in children:
-        child.wait()
+        child.start()
+    for child in children:
+        child.join()
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2:
-        start_all(sys.argv[1])
-    else:
-        main(sys.argv[1], int(sys.argv[2]))
+    start_all(sys.argv[1])
