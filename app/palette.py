@@ -62,6 +62,7 @@ CELL_LOOKS: dict[str, Look] = {
     "boosted": Look(mark="▲", colour=BOOSTED, word="boosted"),
     "idle": Look(mark="–", colour=NEUTRAL, word="left out", hatch=True),
     "dead": Look(mark="○", colour=NEUTRAL, word="dead slot", hatch=True),
+    "spare": Look(mark="S", colour=NEUTRAL, word="spare", quiet=True),
 }
 CELL_CODES: dict[str, int] = {name: index for index, name in enumerate(CELL_LOOKS)}
 

@@ -17,7 +17,7 @@ from storage.records import RackRecord
 
 Mask = npt.NDArray[np.bool_]
 # Left-out and dead slots follow from a failure elsewhere; what counts is the causes
-QUIET = [CELL_CODES[name] for name in ("healthy", "idle", "dead")]
+QUIET = [CELL_CODES[name] for name in ("healthy", "idle", "dead", "spare")]
 
 
 @dataclass(frozen=True, kw_only=True)

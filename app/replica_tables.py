@@ -31,6 +31,7 @@ PACE_COLUMNS = (
     Column(
         label="More it can lose", kind="right", title="failures that power can still make up for"
     ),
+    Column(label="Spares", title="GPUs of its rack that wait to take a dead slot's place"),
 )
 
 
@@ -58,7 +59,7 @@ def _pace_row(
         slow = " slowest" if replica.step_s == slowest else ""
         pace = f"{replica.step_s / state.ideal_step_s:.2f} ×{slow}"
     dead = [str(slot) for slot in range(len(replica.gpus)) if slot not in replica.live]
-    spare = replica.boostable_failures
+    more = replica.boostable_failures
     return Row(
         id=str(replica.replica),
         cells=(
@@ -78,7 +79,8 @@ def _pace_row(
             pace,
             slowest_slot(replica, racks) if trains else DASH,
             f"+{number(replica.boost_w)} W" if replica.boost_w > 0 else "none",
-            str(spare) if spare >= 0 else DASH,
+            str(more) if more >= 0 else DASH,
+            ", ".join(replica.spares) or "none",
         ),
     )
 

@@ -46,6 +46,10 @@ def rack_looks(
         codes[boosted] = CELL_CODES["boosted"]
         looks[name] = codes
     for replica in replicas:
+        for gpu in replica.spares:
+            rack, place = looks.get(gpu.rpartition("/")[0]), slot_of(gpu)
+            if rack is not None and place < len(rack) and rack[place] == HEALTHY:
+                rack[place] = CELL_CODES["spare"]
         live = set(replica.live)
         for slot, gpu in enumerate(replica.gpus):
             rack, place = looks.get(gpu.rpartition("/")[0]), slot_of(gpu)
@@ -127,17 +131,19 @@ def before_rows(
 
 
 def after_rows(before: Sequence[ReplicaState], option: Option) -> tuple[ShapeRow, ...]:
-    """The shape that `option` would give."""
+    """The shape that `option` would give, with the GPUs it puts into slots of their rack."""
+    refilled = option.gpus[0].rpartition("/")[0] if option.gpus else ""
     rows = []
     for index, replica in enumerate(before):
         live = option.shape[index] if index < len(option.shape) else ()
+        filled = option.gpus if replica.rack == refilled else replica.gpus
         samples = option.samples[index] if index < len(option.samples) else 0
         trains = bool(live)
         # A replica that is left out keeps its healthy GPUs; they idle
         shown = live if trains else replica.live
         cells = tuple(
             _planned(gpu, slot in shown, trains, gpu in option.caps_w)
-            for slot, gpu in enumerate(replica.gpus)
+            for slot, gpu in enumerate(filled)
         )
         word = f"{len(live)} of {len(replica.gpus)} slots" if trains else "left out"
         rows.append(

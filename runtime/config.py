@@ -126,22 +126,40 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class RackConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One scale-up domain; each rack carries one replica of `gpus` slots.
 
-    host: which agent owns its GPUs. power_budget_w: 0 means just enough for every normal cap.
+    spares: more GPUs of it, with running workers, that wait to take a dead slot's place.
+    host: which agent owns its GPUs. power_budget_w: 0 means just enough for the normal cap of every
+        slot and the lowest of every spare.
     """
 
     name: str
     gpus: int = 8
+    spares: int = 0
     host: str = "localhost"
     power_budget_w: float = 0.0
 
     def __post_init__(self) -> None:
         _require(1 <= self.gpus <= 72, "gpus", self.gpus, "1 to 72")
+        _require(0 <= self.spares <= 8, "spares", self.spares, "0 to 8")
         _require(
             bool(self.name) and "/" not in self.name and self.name.isprintable(),
             "name",
             self.name,
             "a printable name without '/'",
         )
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Ids of its GPUs by place: those that fill the slots at the start, then the spares."""
+        return tuple(f"{self.name}/{place}" for place in range(self.gpus + self.spares))
+
+    @property
+    def seats(self) -> tuple[str, ...]:
+        """The GPU of every slot at the start of a run."""
+        return self.ids[: self.gpus]
+
+    def full_budget_w(self, normal_w: float, min_w: float) -> float:
+        """Watts for the normal cap of every slot and the lowest of every spare."""
+        return self.gpus * normal_w + self.spares * min_w
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -277,7 +295,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 rack.gpus,
                 f"1 to {holdable}, so that every slot holds a query head and an MLP block",
             )
-            least_w = rack.gpus * self.emulated.min_cap_w
+            least_w = len(rack.ids) * self.emulated.min_cap_w
             _require(
                 not emulated or rack.power_budget_w == 0 or rack.power_budget_w >= least_w,
                 f"cluster.racks.{rack.name}.power_budget_w",

@@ -123,6 +123,7 @@ class ReplicaState(_Record, frozen=True, kw_only=True):
     step_s: the replica's own share of a step (its slowest slot), without waiting for the others.
     boost_w: watts above the normal cap of its most boosted GPU, 0 when none.
     boostable_failures: how many more failures power can make up for, -1 when not known.
+    spares: GPUs of its rack that live, train nothing and can take a dead slot's place.
     """
 
     replica: int
@@ -135,6 +136,7 @@ class ReplicaState(_Record, frozen=True, kw_only=True):
     step_s: float = 0.0
     boost_w: float = 0.0
     boostable_failures: int = -1
+    spares: tuple[str, ...] = ()
     holdings: Holdings | None = None
 
 
@@ -273,6 +275,7 @@ class Option(_Record, frozen=True, kw_only=True):
 
     shape: live slots per replica that would train ([] = left out). caps_w: GPU id -> cap where it
     differs from the normal cap. goodput: predicted token goodput while it stands (0..1).
+    gpus: the GPU in every slot of the proposal's replica then, () as they are.
     cost_s: seconds the run pauses to get there. feasible False: `reason` says why not.
     """
 
@@ -286,6 +289,7 @@ class Option(_Record, frozen=True, kw_only=True):
     cost_s: float
     risk: str
     caps_w: dict[str, float] = {}
+    gpus: tuple[str, ...] = ()
     feasible: bool = True
     reason: str = ""
 

@@ -15,7 +15,9 @@ from app.words import ACTION_WORDS
 from storage.records import ActionKind, Decide, Proposal, RunState, Trigger
 
 # What a person may ask for; the planner answers with a proposal or says why not
-TRIGGERS: tuple[ActionKind, ...] = ("shrink", "shrink_boost", "grow", "drop")
+TRIGGERS: tuple[ActionKind, ...] = (
+    "shrink", "shrink_boost", "grow", "replace", "drop", "restart",
+)  # fmt: skip
 RECENT_S = 120.0
 
 

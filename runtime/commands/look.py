@@ -49,7 +49,7 @@ def status(run_id: str, as_json: bool) -> None:
     )
     click.echo(f"updated {ago(state.updated_at, now)}\n")
     print_table(
-        ["replica", "rack", "mode", ">degree", "slots", ">samples", ">share", ">boost"],
+        ["replica", "rack", "mode", ">degree", "slots", ">samples", ">share", ">boost", "spares"],
         [_replica_row(replica) for replica in state.replicas],
     )
     waiting = [p for p in store.list_proposals(state.run) if p.state == "open"]
@@ -71,6 +71,7 @@ def _replica_row(replica: ReplicaState) -> list[str]:
         str(replica.num_samples),
         f"{replica.step_s:.2f} s",
         f"{replica.boost_w:.0f} W",
+        ", ".join(replica.spares) or "none",
     ]
 
 

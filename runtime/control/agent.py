@@ -88,10 +88,10 @@ class Agent:
         self._telemetry = telemetry
         self._stop = stop
         self._slots = {
-            f"{rack.name}/{slot}": _Slot(f"{rack.name}/{slot}")
+            gpu: _Slot(gpu)
             for rack in config.cluster.racks
             if rack.host == host
-            for slot in range(rack.gpus)
+            for gpu in rack.ids
         }
         self._context = multiprocessing.get_context("forkserver")
         # Torch is imported once, in the forkserver, before any thread or CUDA context exists.

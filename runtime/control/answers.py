@@ -99,7 +99,7 @@ def _report(coordinator: Coordinator, command: Report, now: float) -> str:
 def _known_gpu(coordinator: Coordinator, gpu: str) -> None:
     if gpu not in coordinator.fleet:
         racks = ", ".join(
-            f"{rack.name}/0..{rack.gpus - 1}" for rack in coordinator.config.cluster.racks
+            f"{rack.name}/0..{len(rack.ids) - 1}" for rack in coordinator.config.cluster.racks
         )
         raise Refused("unknown", f"there is no GPU {gpu}; the run has {racks}")
 

@@ -66,6 +66,7 @@ class Coordinator:
         self.desk = Desk(config, run=run, outgoing=self.outgoing)
         self.power = PowerDesk(config, run=run, outgoing=self.outgoing)
         self.progress.power = self.power
+        self.progress.spares = self.fleet.spares
         self.examiner = Examiner(config, run=run, outgoing=self.outgoing)
         self.pausing = Pausing()
         self.fallback = Fallback()
@@ -272,7 +273,10 @@ class Coordinator:
             return
         self.fleet.exited(gpu, now)
         self.last_words = f"{gpu} failed: {why}"
-        self.event("gpu_failed", "critical", self.last_words, now, gpu)
+        if self.fleet.is_spare(gpu) and not self._is_member(gpu):
+            self.event("spare_failed", "warning", f"spare {self.last_words}", now, gpu)
+        else:
+            self.event("gpu_failed", "critical", self.last_words, now, gpu)
         self.examiner.worker_lost(self, gpu, why, now)
         self.desk.note(view.replica, happened_at, f"{gpu} failed: {why}")
         if self.phase in ("entering", "training", "leaving") and self._is_member(gpu):

@@ -51,6 +51,7 @@ class Desk:
         self.book = Book(outgoing)
         self.policy = PolicyDesk(config.policy, run=run, outgoing=outgoing)
         self.intake = Intake(run=run, outgoing=outgoing)
+        self._num_slots = [rack.gpus for rack in config.cluster.racks]
         self._dismissed: set[Facts] = set()
         # What will have been dismissed once the change under way is through.
         self._after_change: set[Facts] = set()
@@ -97,6 +98,8 @@ class Desk:
             PlanError: it cannot be done any more.
         """
         left_out = None
+        if option.gpus:
+            coordinator.fleet.seat(proposal.replica, option.gpus)
         if proposal.undoes:
             alive = coordinator.fleet.alive(proposal.replica)
             shape = option.shape[proposal.replica]
@@ -283,13 +286,15 @@ class Desk:
     # proposals -------------------------------------------------------------------------------
 
     def _is_due(self, about: Facts) -> bool:
-        _, mode, live, alive, left_out = about
+        _, mode, live, alive, left_out, spares = about
         fit = tuple(slot for slot in alive if slot not in left_out)
         if about in self._dismissed or not alive:
             return False
         if not fit:
             return mode == "training"  # The whole replica is to be left out.
-        return mode != "training" or live != fit
+        # Whoever lost slots can be whole again where there are spares.
+        short = bool(spares) and len(fit) < self._num_slots[about[0]]
+        return mode != "training" or live != fit or short
 
     def _open(self, coordinator: Coordinator, replica: int, about: Facts, now: float) -> None:
         try:
@@ -390,14 +395,14 @@ class Desk:
             return
         if option.kind in ("carry_on", "drop"):
             self._dismiss(about or facts_of(coordinator, proposal.replica))
-        if aims == coordinator.aims and option.kind != "restart":
+        if aims == coordinator.aims and option.kind not in ("replace", "restart"):
             self.book.move(answered, "applied", "nothing had to change")
             return
-        if option.kind == "drop" or proposal.undoes:
+        if option.kind in ("drop", "shrink", "shrink_boost") or proposal.undoes:
             aim = aims[proposal.replica]
-            alive = coordinator.fleet.alive(proposal.replica)
-            left_out = facts_of(coordinator, proposal.replica)[4]
-            self._after_change.add((proposal.replica, aim.mode, aim.live, alive, left_out))
+            alive, left_out, spares = facts_of(coordinator, proposal.replica)[3:]
+            about = (proposal.replica, aim.mode, aim.live, alive, left_out, spares)
+            self._after_change.add(about)
         self.book.move(answered, "applying", "waiting for the step boundary")
         coordinator.change_shape(
             aims,

@@ -83,6 +83,9 @@ class Fallback:
 
     def _roll_back(self, coordinator: Coordinator, start: Start, word: str, now: float) -> None:
         committed = coordinator.progress.committed
+        if start.step > committed:
+            untold = f"steps {committed} to {start.step - 1} were never told"
+            coordinator.event("steps_untold", "warning", untold, now)
         change = coordinator.change
         if not change.restart:
             cause = f"back to the checkpoint at step {start.step}: {self._why}"
@@ -159,7 +162,7 @@ class Fallback:
 
 
 def _lost_words(step: int, committed: int) -> str:
-    if step == committed:
+    if step >= committed:
         return "no step is lost"
     which = f"step {step} is" if step == committed - 1 else f"steps {step} to {committed - 1} are"
     return f"{which} lost and run again"

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from runtime.config import Config
+from runtime.errors import PlanError
 from runtime.plan.generation import Standing
 
-# What a proposal is about: replica, its mode, its live slots, its slots with a worker, and those of
-# them that are better left out.
-Facts = tuple[int, str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+# What a proposal is about: replica, its mode, its live slots, its slots with a worker, those that
+# are better left out, and its spares.
+Facts = tuple[int, str, tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[str, ...]]
 WorkerStatus = Literal["absent", "starting", "alive", "dead"]
 
 
@@ -26,7 +27,6 @@ class GpuView:
 
     gpu: str
     replica: int
-    slot: int
     host: str
     status: WorkerStatus = "absent"
     pid: int = 0
@@ -46,12 +46,11 @@ class Fleet:
 
     def __init__(self, config: Config) -> None:
         self._gpus = {
-            f"{rack.name}/{slot}": GpuView(
-                gpu=f"{rack.name}/{slot}", replica=replica, slot=slot, host=rack.host
-            )
+            gpu: GpuView(gpu=gpu, replica=replica, host=rack.host)
             for replica, rack in enumerate(config.cluster.racks)
-            for slot in range(rack.gpus)
+            for gpu in rack.ids
         }
+        self._seats = [rack.seats for rack in config.cluster.racks]
 
     def __iter__(self) -> Iterator[GpuView]:
         return iter(self._gpus.values())
@@ -70,15 +69,43 @@ class Fleet:
     def alive(self, replica: int) -> tuple[int, ...]:
         """Slots of a replica that have a living worker, ascending."""
         return tuple(
-            view.slot for view in self if view.replica == replica and view.status == "alive"
+            slot
+            for slot, gpu in enumerate(self._seats[replica])
+            if self._gpus[gpu].status == "alive"
         )
 
-    def dead(self, replica: int) -> tuple[int, ...]:
+    def seats(self, replica: int) -> tuple[str, ...]:
+        """The GPU in every slot of a replica, dead ones included."""
+        return self._seats[replica]
+
+    def spares(self, replica: int) -> tuple[str, ...]:
+        """GPUs of a replica's rack that live and fill no slot."""
+        seated = frozenset(self._seats[replica])
         return tuple(
-            view.slot
+            view.gpu
             for view in self
-            if view.replica == replica and view.status in ("dead", "absent")
+            if view.replica == replica and view.status == "alive" and view.gpu not in seated
         )
+
+    def is_spare(self, gpu: str) -> bool:
+        return gpu not in self._seats[self._gpus[gpu].replica]
+
+    def seat(self, replica: int, gpus: tuple[str, ...]) -> None:
+        """Have the slots of a replica filled by `gpus`; the others of its rack are spares.
+
+        Raises:
+            PlanError: one of them is no GPU of the rack, or does not live and is new to its slot.
+        """
+        for before, gpu in zip(self._seats[replica], gpus, strict=True):
+            if gpu not in self or self._gpus[gpu].replica != replica:
+                raise PlanError(f"{gpu} is no GPU of replica {replica}'s rack")
+            if gpu != before and self._gpus[gpu].status != "alive":
+                raise PlanError(f"the spare {gpu} is gone")
+        self._seats[replica] = gpus
+
+    def recall_seats(self, replica: int, gpus: tuple[str, ...]) -> None:
+        """Go on with the seats an earlier controller had given."""
+        self._seats[replica] = gpus
 
     def started(self, gpu: str, pid: int, now: float) -> None:
         """A fresh worker process is up: it has no state yet."""

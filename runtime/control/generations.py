@@ -92,6 +92,7 @@ class Generations:
                 previous=self.previous,
                 standings=standings,
                 committed_steps=progress.committed,
+                seats=[coordinator.fleet.seats(aim.replica) for aim in aims],
                 start=coordinator.start,
                 told_norm=progress.told_norm,
             ),

@@ -65,6 +65,7 @@ class DeskMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """State of a coordinator beyond journal and plans. position: last command that was read.
+    seats: by replica, the GPU in every slot.
     paused: why it shall stand still, "" when it shall not."""
 
     run: str
@@ -80,6 +81,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     caps_told: dict[str, tuple[int, int]] = {}
     health: ExaminerMemory = ExaminerMemory()
     paused: str = ""
+    seats: tuple[tuple[str, ...], ...] = ()
 
 
 def remember(coordinator: Coordinator, position: str) -> Memory:
@@ -117,6 +119,7 @@ def remember(coordinator: Coordinator, position: str) -> Memory:
         caps_told=dict(coordinator.power.told),
         health=coordinator.examiner.memory(),
         paused=coordinator.pausing.why,
+        seats=tuple(coordinator.fleet.seats(aim.replica) for aim in coordinator.aims),
     )
 
 
@@ -152,6 +155,12 @@ def recall(
     coordinator.examiner.recall(memory.health)
     coordinator.desk.recall(memory.desk, proposals)
     coordinator.generations.recall(plans, lost_up_to=back.generation if back is not None else 0)
+    for replica, gpus in enumerate(memory.seats):
+        coordinator.fleet.recall_seats(replica, gpus)
+    plan = coordinator.plan
+    if plan is not None and plan.generation > memory.generation:
+        for one in plan.replicas:
+            coordinator.fleet.recall_seats(one.replica, one.gpus)
     coordinator.start = memory.start
     if back is not None:
         coordinator.start = Start(checkpoint=back.checkpoint, run=back.run, step=back.step)

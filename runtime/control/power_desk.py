@@ -9,7 +9,7 @@ for a person would cost more than the change. It never does so while a proposal 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -84,7 +84,7 @@ class PowerDesk:
         """Watts above the normal cap of a replica's most boosted GPU, as set (or as planned); 0.0
         when none is."""
         batch = self._caps.get(plan.rack)
-        caps = batch.caps_w if batch is not None else plan.caps_w
+        caps = _by_slot(plan, batch.caps_w) if batch is not None else plan.caps_w
         normal_w = self.config.emulated.normal_cap_w
         return max([0.0, *(caps[slot] - normal_w for slot in plan.live if slot < len(caps))])
 
@@ -141,7 +141,8 @@ class PowerDesk:
             for one in coordinator.plan.replicas:
                 governor = self._governors.get(one.replica)
                 if one.rack == batch.rack and governor is not None:
-                    governor.granted(batch.caps_w, anew=batch.by != GOVERNOR)
+                    caps_w = _by_slot(one, batch.caps_w)
+                    governor.granted(caps_w, anew=batch.by != GOVERNOR)
 
     def step_committed(
         self, coordinator: Coordinator, plan: GenerationPlan, done: m.StepDone, now: float
@@ -171,11 +172,12 @@ class PowerDesk:
             raise PlanError(f"there is no rack {command.rack!r}; the run has {', '.join(racks)}")
         rack = racks[command.rack]
         limits = self.config.emulated
-        budget_w = command.budget_w or rack.power_budget_w or rack.gpus * limits.normal_cap_w
-        least_w = rack.gpus * limits.min_cap_w
+        full_w = rack.full_budget_w(limits.normal_cap_w, limits.min_cap_w)
+        budget_w = command.budget_w or rack.power_budget_w or full_w
+        least_w = len(rack.ids) * limits.min_cap_w
         if not least_w <= budget_w < math.inf:
             raise PlanError(
-                f"a budget of {command.budget_w:g} W cannot hold the {rack.gpus} GPUs of "
+                f"a budget of {command.budget_w:g} W cannot hold the {len(rack.ids)} GPUs of "
                 f"{rack.name}: each needs {limits.min_cap_w:g} W; allowed: {least_w:g} W or more "
                 "(0: as configured)"
             )
@@ -228,7 +230,8 @@ class PowerDesk:
 
     def _budget_w(self, rack: str) -> float:
         found = next(one for one in self.config.cluster.racks if one.name == rack)
-        return found.power_budget_w or found.gpus * self.config.emulated.normal_cap_w
+        limits = self.config.emulated
+        return found.power_budget_w or found.full_budget_w(limits.normal_cap_w, limits.min_cap_w)
 
     def _is_boosted(self, plan: ReplicaPlan) -> bool:
         return any(cap_w > self.config.emulated.normal_cap_w for cap_w in plan.caps_w)
@@ -258,7 +261,8 @@ class PowerDesk:
         by: str,
         host: str | None,
     ) -> None:
-        caps: dict[str, float] = {}
+        # Whoever fills no slot idles.
+        caps = {gpu: 0.0 for rack in self.config.cluster.racks for gpu in rack.ids}
         for one in plan.replicas:
             wished = self.wished_w(one.replica) or one.caps_w
             alive = frozenset(one.live)
@@ -418,6 +422,12 @@ class PowerDesk:
     @staticmethod
     def _order(coordinator: Coordinator, message: m.SetDevice, host: str | None) -> None:
         coordinator.order(message, host)
+
+
+def _by_slot(plan: ReplicaPlan, caps_w: Sequence[float]) -> tuple[float, ...]:
+    """Caps of a rack by place as those of the GPUs in a replica's slots."""
+    places = [int(gpu.rpartition("/")[2]) for gpu in plan.gpus]
+    return tuple(caps_w[place] if place < len(caps_w) else 0.0 for place in places)
 
 
 def _shares(plan: GenerationPlan, share_s: tuple[float, ...]) -> dict[int, npt.NDArray[np.float64]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from runtime.config import Config
@@ -72,6 +73,7 @@ class Progress:
         self._told_of: GenerationPlan | None = None
         self._told: tuple[tuple[Units, Holdings | None], ...] = ()
         self.power: PowerDesk | None = None
+        self.spares: Callable[[int], tuple[str, ...]] = lambda replica: ()
         self._start = Start()
         self._replay = _Replay()
         # Steps below this were committed before the run went back to a checkpoint.
@@ -330,6 +332,7 @@ class Progress:
                 step_s=shares[r.replica] if r.replica < len(shares) else 0.0,
                 boost_w=self.power.boost_w(r) if self.power else 0.0,
                 boostable_failures=self.power.headroom(r) if self.power else -1,
+                spares=self.spares(r.replica),
                 holdings=holdings,
             )
             for r, (units, holdings) in zip(plan.replicas, self._told, strict=True)

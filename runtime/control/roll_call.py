@@ -81,8 +81,9 @@ class RollCall:
             return
         if coordinator.phase == "restoring" and coordinator.change.restart:
             return  # One of many that were replaced.
-        coordinator.event("gpu_repaired", "info", f"{ready.gpu} is back", now, ready.gpu)
-        coordinator.desk.note(view.replica, now, f"{ready.gpu} is back")
+        back = f"{ready.gpu} is back" + (", as a spare" * coordinator.fleet.is_spare(ready.gpu))
+        coordinator.event("gpu_repaired", "info", back, now, ready.gpu)
+        coordinator.desk.note(view.replica, now, back)
         coordinator.desk.refresh(coordinator, now)
 
     def exited(self, coordinator: Coordinator, exited: m.WorkerExited, now: float) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from runtime.config import Config
 from runtime.control.examiner import LeftOut
 from runtime.control.succession import Aim
 from runtime.layout.takeover import home_holders
@@ -26,7 +29,7 @@ def situation_of(
     """
     power = coordinator.power
     return Situation(
-        config=power.config,
+        config=_planned_for(coordinator),
         dead_slot_w=power.dead_slot_w,
         no_boost=power.no_boost,
         replicas=tuple(
@@ -45,7 +48,7 @@ def _replica(
     config = coordinator.power.config
     rack = config.cluster.racks[replica]
     home = home_holders(config.model, rack.gpus)
-    gpus = tuple(f"{rack.name}/{slot}" for slot in range(rack.gpus))
+    gpus = coordinator.fleet.seats(replica)
     alive = coordinator.fleet.alive(replica)
     slowness = tuple(coordinator.examiner.slowness(gpu) for gpu in gpus)
     left_out = coordinator.examiner.left_out(gpus)
@@ -65,7 +68,8 @@ def _replica(
             slowness=slowness,
         )
     plan = coordinator.generations.previous.replicas[replica]
-    live = tuple(slot for slot in plan.live if slot in alive)
+    # A GPU that has just taken a slot's place holds nothing yet.
+    live = tuple(slot for slot in plan.live if slot in alive and plan.gpus[slot] == gpus[slot])
     return ReplicaSituation(
         replica=replica,
         rack=rack.name,
@@ -82,7 +86,32 @@ def _replica(
             for cap in (coordinator.power.wished_w(replica) or plan.caps_w or normal)
         ),
         slowness=slowness,
+        spares=fit_spares(coordinator, replica),
     )
+
+
+def fit_spares(coordinator: Coordinator, replica: int) -> tuple[str, ...]:
+    """Spares of a replica's rack that nothing speaks against."""
+    spares = coordinator.fleet.spares(replica)
+    unfit = coordinator.examiner.left_out(spares).slots
+    return tuple(gpu for place, gpu in enumerate(spares) if place not in unfit)
+
+
+def _planned_for(coordinator: Coordinator) -> Config:
+    """The configuration with budgets less what idle spares draw of them."""
+    config = coordinator.power.config
+    idle_w = config.emulated.min_cap_w
+    racks = tuple(
+        msgspec.structs.replace(
+            rack,
+            power_budget_w=rack.power_budget_w - idle_w * len(coordinator.fleet.spares(replica)),
+        )
+        if rack.power_budget_w
+        else rack
+        for replica, rack in enumerate(config.cluster.racks)
+    )
+    cluster = msgspec.structs.replace(config.cluster, racks=racks)
+    return msgspec.structs.replace(config, cluster=cluster)
 
 
 def aim_for(target: ReplicaTarget) -> Aim:

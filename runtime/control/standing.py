@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runtime.control.fleet import Facts
+from runtime.control.situations import fit_spares
 
 if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator
@@ -18,7 +19,7 @@ def some_replica_trains(coordinator: Coordinator) -> bool:
 
 def standing_words(coordinator: Coordinator, replica: int) -> str:
     """What is seen of a replica: `replica 0 stands by with slots 0, 2; no worker on slot 1`."""
-    _, mode, live, alive, left_out = facts_of(coordinator, replica)
+    _, mode, live, alive, left_out, spares = facts_of(coordinator, replica)
     assert coordinator.plan is not None
     num_slots = len(coordinator.plan.replicas[replica].gpus)
     does = {"training": "trains with", "standby": "stands by with"}.get(mode, "is out; it had")
@@ -29,6 +30,8 @@ def standing_words(coordinator: Coordinator, replica: int) -> str:
         parts.append(f"a fresh worker on slot {', '.join(map(str, back))}")
     if left_out:
         parts.append(f"slot {', '.join(map(str, left_out))} is slow or about to fail")
+    if spares:
+        parts.append(f"spare: {', '.join(spares)}")
     return "; ".join(parts)
 
 
@@ -37,6 +40,7 @@ def facts_of(coordinator: Coordinator, replica: int) -> Facts:
     assert coordinator.plan is not None
     plan = coordinator.plan.replicas[replica]
     alive = coordinator.fleet.alive(replica)
-    left_out = coordinator.examiner.left_out(plan.gpus).slots
+    left_out = coordinator.examiner.left_out(coordinator.fleet.seats(replica)).slots
     still_there = tuple(slot for slot in left_out if slot in alive)
-    return (replica, plan.mode, plan.live, alive, still_there)
+    spares = fit_spares(coordinator, replica)
+    return (replica, plan.mode, plan.live, alive, still_there, spares)

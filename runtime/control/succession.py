@@ -86,6 +86,7 @@ class Past:
 
     history: plans of earlier generations that standings may refer to.
     previous: plan of the last generation that was published, None at the start of a run.
+    seats: by replica, the GPU in every slot; () is as the run started.
     standings: newest standing by GPU id of every rank that lives.
     committed_steps: steps known to be committed; the members' state must not be older.
     told_norm: gradient norm of the last of them, as told when it was committed.
@@ -98,6 +99,7 @@ class Past:
     committed_steps: int
     start: Start
     told_norm: float | None = None
+    seats: Sequence[tuple[str, ...]] = ()
 
 
 def vote(
@@ -159,7 +161,13 @@ def succeed(
         raise PlanError("no replica trains in the next generation")
     standings, before, start = past.standings, past.previous, past.start
     replicas = tuple(
-        _replica_plan(config, aim, before.replicas[aim.replica] if before else None) for aim in aims
+        _replica_plan(
+            config,
+            aim,
+            past.seats[aim.replica] if past.seats else config.cluster.racks[aim.replica].seats,
+            before.replicas[aim.replica] if before else None,
+        )
+        for aim in aims
     )
     draft = GenerationPlan(
         run=run,
@@ -201,7 +209,9 @@ def succeed(
     return plan, moves.num_bytes(config.model)
 
 
-def _replica_plan(config: Config, aim: Aim, before: ReplicaPlan | None) -> ReplicaPlan:
+def _replica_plan(
+    config: Config, aim: Aim, gpus: tuple[str, ...], before: ReplicaPlan | None
+) -> ReplicaPlan:
     rack = config.cluster.racks[aim.replica]
     home = home_holders(config.model, rack.gpus)
     holders = before.holders if before is not None and before.holders else home
@@ -215,7 +225,7 @@ def _replica_plan(config: Config, aim: Aim, before: ReplicaPlan | None) -> Repli
         replica=aim.replica,
         rack=rack.name,
         mode=aim.mode,
-        gpus=tuple(f"{rack.name}/{slot}" for slot in range(rack.gpus)),
+        gpus=gpus,
         live=aim.live,
         holders=holders,
         num_samples=aim.num_samples,

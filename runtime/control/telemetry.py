@@ -74,7 +74,7 @@ class HostTelemetry:
         self._store = store
         self._clock = clock
         self._racks = [rack for rack in config.cluster.racks if rack.host == host]
-        gpus = [f"{rack.name}/{slot}" for rack in self._racks for slot in range(rack.gpus)]
+        gpus = [gpu for rack in self._racks for gpu in rack.ids]
         devices = {gpu: EmulatedDevice(config.emulated) for gpu in gpus} if self._emulated else {}
         self._gpus = {gpu: _Gpu(devices.get(gpu)) for gpu in gpus}
         self.power = HostPower(
@@ -215,7 +215,7 @@ class HostTelemetry:
             return [self._record(rack, now, readings) for rack in self._racks]
 
     def _record(self, rack: RackConfig, now: float, readings: Mapping[str, Reading]) -> RackRecord:
-        gpus = [f"{rack.name}/{slot}" for slot in range(rack.gpus)]
+        gpus = rack.ids
         entries = [self._gpus[gpu] for gpu in gpus]
         ledger, offer = self.power.ledger(rack.name), self.power.offer()
         limit = limit_words(ledger.limited_by())

@@ -50,9 +50,11 @@ class _Change(NamedTuple):
 
 def build(situation: Situation, subject: ReplicaSituation, kind: ActionKind) -> Option:
     """The option of `kind` for replica `subject`; infeasible ones say why in `reason`."""
-    if subject.left_out and kind in ("shrink", "shrink_boost"):
-        situation, subject = _drained(situation, subject)
-    reason = _obstacle(situation, subject, kind)
+    reason = ""
+    if subject.left_out and kind in ("shrink", "shrink_boost", "replace"):
+        reason = _nobody_else(situation, subject)
+        situation, subject = _instead(situation, subject, subject.drained)
+    reason = reason or _obstacle(situation, subject, kind)
     if reason:
         return _infeasible(situation, subject, kind, reason)
     if kind == "carry_on":
@@ -61,24 +63,30 @@ def build(situation: Situation, subject: ReplicaSituation, kind: ActionKind) -> 
         return _predicted(situation, subject, _drop(situation, subject))
     if kind == "shrink_boost":
         return _shrink_boost(situation, subject)
+    heading, danger = title(subject, kind), risk(situation, subject, kind)
+    if kind == "replace":
+        situation, subject = _instead(situation, subject, subject.replaced)
     slots = subject.live if kind == "shrink" else subject.usable
     load = _reshaped(situation, subject, slots)
     change = _Change(
         kind,
-        title(subject, kind),
-        risk(situation, subject, kind),
+        heading,
+        danger,
         slots,
         {subject.replica: load},
         situation.costs.restart_s if kind == "restart" else situation.costs.reconfigure_s,
     )
-    return _predicted(situation, subject, change)
+    option = _predicted(situation, subject, change)
+    return msgspec.structs.replace(option, gpus=subject.gpus) if kind == "replace" else option
 
 
-def _drained(situation: Situation, subject: ReplicaSituation) -> tuple[Situation, ReplicaSituation]:
-    """Both as if the slots to be left out were dead: a planned drain shrinks before they are."""
-    drained = subject.drained
-    replicas = tuple(drained if each is subject else each for each in situation.replicas)
-    return msgspec.structs.replace(situation, replicas=replicas), drained
+def _instead(
+    situation: Situation, subject: ReplicaSituation, other: ReplicaSituation
+) -> tuple[Situation, ReplicaSituation]:
+    """Both with `other` in the subject's place: drained, for a planned drain shrinks before slots
+    are dead, or with spares in dead slots' places."""
+    replicas = tuple(other if each is subject else each for each in situation.replicas)
+    return msgspec.structs.replace(situation, replicas=replicas), other
 
 
 # what stands in the way ------------------------------------------------------------------------
@@ -94,12 +102,29 @@ def _obstacle(situation: Situation, subject: ReplicaSituation, kind: ActionKind)
     if not subject.usable:
         return f"replica {subject.replica} has no live slot"
     if kind in ("replace", "restart"):
-        return situation.no_restart if kind == "restart" else "no spare configured"
+        return situation.no_restart if kind == "restart" else _no_spare(situation, subject)
     if kind == "grow":
         rejoins = not subject.trains and not subject.dead
         possible = subject.returned or rejoins
         return "" if possible else f"no GPU of replica {subject.replica} has come back"
     return _shrink_obstacle(situation, subject, kind)
+
+
+def _no_spare(situation: Situation, subject: ReplicaSituation) -> str:
+    """Why no spare can take a place, "" if one can."""
+    if not situation.rack(subject).spares:
+        return "no spare configured"
+    if not subject.dead:
+        return f"replica {subject.replica} has no dead slot"
+    return "" if subject.spares else "no spare is left"
+
+
+def _nobody_else(situation: Situation, subject: ReplicaSituation) -> str:
+    """Why the slots to be left out cannot go: nobody else has what they hold."""
+    if any(r.trains for r in situation.replicas if r is not subject):
+        return ""
+    slots = ", ".join(map(str, subject.left_out))
+    return f"no other replica trains: what slot {slots} alone holds would be lost"
 
 
 def _shrink_obstacle(situation: Situation, subject: ReplicaSituation, kind: ActionKind) -> str:

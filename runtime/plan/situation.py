@@ -36,6 +36,7 @@ class ReplicaSituation(msgspec.Struct, frozen=True, kw_only=True):
         naming slots that are dead). live: slots that hold its state now. returned: slots that are
         back but hold nothing yet; all others are dead.
     caps_w, slowness: per slot; slowness is measured, 1.0 is none, () means none anywhere.
+    spares: GPUs of its rack that live and fill no slot.
     left_out: live slots that an option may leave out: slow, or about to fail. unfit: to carry on
         with them is no choice.
     """
@@ -52,6 +53,7 @@ class ReplicaSituation(msgspec.Struct, frozen=True, kw_only=True):
     slowness: tuple[float, ...] = ()
     left_out: tuple[int, ...] = ()
     unfit: bool = False
+    spares: tuple[str, ...] = ()
 
     @property
     def num_slots(self) -> int:
@@ -72,6 +74,20 @@ class ReplicaSituation(msgspec.Struct, frozen=True, kw_only=True):
         """The replica once the slots to be left out are gone: they count as dead."""
         live = tuple(slot for slot in self.live if slot not in self.left_out)
         return msgspec.structs.replace(self, live=live, left_out=(), unfit=False)
+
+    @property
+    def replaced(self) -> ReplicaSituation:
+        """The replica once its spares have taken dead slots' places, as far as they go."""
+        filled = dict(zip(self.dead, self.spares, strict=False))
+        gpus = tuple(filled.get(slot, gpu) for slot, gpu in enumerate(self.gpus))
+        slowness = tuple(1.0 if slot in filled else one for slot, one in enumerate(self.slowness))
+        return msgspec.structs.replace(
+            self,
+            gpus=gpus,
+            slowness=slowness,
+            returned=tuple(sorted({*self.returned, *filled})),
+            spares=self.spares[len(filled) :],
+        )
 
     @property
     def intact(self) -> bool:

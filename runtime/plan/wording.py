@@ -26,9 +26,21 @@ def title(subject: ReplicaSituation, kind: ActionKind) -> str:
         "drop": f"Drop {name} until it is repaired",
         "shrink": f"Shrink {name}{smaller}",
         "shrink_boost": f"Shrink {name}{smaller} and boost",
-        "replace": f"Replace the dead slots of {name} by a spare",
+        "replace": _replacement(subject),
         "restart": "Restart all processes from a fresh checkpoint",
     }[kind]
+
+
+def _replacement(subject: ReplicaSituation) -> str:
+    pairs = list(zip(subject.dead, subject.spares, strict=False))
+    slots = ", ".join(str(slot) for slot, _ in pairs)
+    spares = ", ".join(spare for _, spare in pairs)
+    if not pairs:
+        return f"Replace a dead slot of replica {subject.replica} by a spare"
+    left = (
+        f"; {share_of(subject, subject.replaced.usable)}" if len(pairs) < len(subject.dead) else ""
+    )
+    return f"Put {spares} into slot {slots} of replica {subject.replica}{left}"
 
 
 def risk(situation: Situation, subject: ReplicaSituation, kind: ActionKind) -> str:
@@ -46,6 +58,8 @@ def risk(situation: Situation, subject: ReplicaSituation, kind: ActionKind) -> s
     slots = subject.live if kind == "shrink" else subject.usable
     if kind == "restart":
         words = "High: nothing trains meanwhile, and every process has to come up again."
+    elif kind == "replace":
+        words = "Low: the spare has not trained in this run; until a repair there is one less."
     elif len(slots) == subject.num_slots:
         words = "Low: the returned GPU has not trained since; it may fail again."
     else:

@@ -116,7 +116,7 @@ class SimRanks:
         elif isinstance(order, m.Save):
             worker.wanted = order
             if not order.step:
-                self._save(worker)
+                self._save(worker, order)
         elif isinstance(order, m.EnterGeneration) and worker.gpu in order.plan.members():
             self._enter(worker, order.plan)
 
@@ -290,7 +290,8 @@ class SimRanks:
         if worker.wanted is not None and worker.wanted.step == worker.applied:
             copied = m.Copied(gpu=worker.gpu, step=worker.applied, seconds=COPY_S)
             self._cluster.from_agent(worker.gpu, copied)
-            self._cluster.later(WRITE_S, lambda: self._save(worker))
+            wanted = worker.wanted
+            self._cluster.later(WRITE_S, lambda: self._save(worker, wanted))
 
     def _commit(self, plan: GenerationPlan, step: int) -> None:
         members = self.together(plan)
@@ -310,11 +311,11 @@ class SimRanks:
         else:
             self.begin_step(plan)
 
-    def _save(self, worker: SimWorker) -> None:
-        if self.workers.get(worker.gpu) is worker and worker.wanted is not None:
+    def _save(self, worker: SimWorker, wanted: m.Save) -> None:
+        if self.workers.get(worker.gpu) is worker:
             self._cluster.from_agent(
                 worker.gpu,
-                m.Saved(gpu=worker.gpu, part=self._part(worker), folder=worker.wanted.folder),
+                m.Saved(gpu=worker.gpu, part=self._part(worker), folder=wanted.folder),
             )
 
     def _part(self, worker: SimWorker) -> Part:

@@ -12,7 +12,7 @@ from runtime.config import CheckpointConfig, PolicyConfig
 from storage.records import Pause, Resume
 from tests.support.control_cluster import SimCluster, sim_config
 
-GPUS = st.integers(0, 5)
+GPUS = st.integers(0, 8)
 
 
 def _gpu(cluster: SimCluster, index: int) -> str:
@@ -64,7 +64,8 @@ def _answer(verdict: str) -> Callable[[SimCluster, int], None]:
 
 
 def _trigger(cluster: SimCluster, index: int) -> None:
-    cluster.trigger(index % 3, ("drop", "grow", "shrink", "carry_on")[index % 4])
+    kinds = ("drop", "grow", "shrink", "carry_on", "replace", "restart")
+    cluster.trigger(index % 3, kinds[index % 6])
 
 
 def _commit_in_part(cluster: SimCluster, index: int) -> None:
@@ -107,7 +108,7 @@ def _pause_or_resume(cluster: SimCluster, index: int) -> None:
 
 
 def _wait(cluster: SimCluster, index: int) -> None:
-    cluster.run((0.001, 0.03, 0.1, 0.4, 1.1, 3.0)[index])
+    cluster.run((0.001, 0.03, 0.1, 0.4, 1.1, 3.0)[index % 6])
 
 
 ACTIONS = {
@@ -159,9 +160,12 @@ def test_any_history_keeps_the_invariants(
         max_size=40,
     )
 )
-def test_any_history_with_checkpoints_to_go_back_to(history: list[tuple[str, int]]) -> None:
+def test_any_history_with_spares_and_checkpoints(history: list[tuple[str, int]]) -> None:
+    config = sim_config(2, 2, 2, hosts=("a", "b", "b"), step_s=0.3)
+    racks = tuple(msgspec.structs.replace(rack, spares=1) for rack in config.cluster.racks)
     config = msgspec.structs.replace(
-        sim_config(2, 2, 2, hosts=("a", "b", "b"), step_s=0.3),
+        config,
+        cluster=msgspec.structs.replace(config.cluster, racks=racks),
         checkpoint=CheckpointConfig(every_steps=2),
     )
     cluster = SimCluster(config, checkpoints="/ckpt")
