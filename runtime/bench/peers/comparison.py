@@ -33,7 +33,7 @@ from runtime.config import (
 from runtime.control.supervisor import free_port
 
 # Rounds of single steps: many pairs, each under the same load.
-STEADY_S = {4: 11.0, 2: 6.0}
+STEADY_S = {4: 9.0, 2: 5.0}
 STEPS_A_ROUND = 1
 TUNED_MS = 1000
 
