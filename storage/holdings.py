@@ -30,9 +30,10 @@ class Holdings(msgspec.Struct, frozen=True, kw_only=True):
 
 def at_home(units: dict[str, tuple[int, ...]]) -> Holdings:
     """The holdings where every slot holds the next so many units, as a whole replica's do."""
-    alone = {}
+    alone: dict[str, tuple[tuple[Run, ...], ...]] = {}
     for family, counts in units.items():
-        runs, first = [], 0
+        runs: list[tuple[Run, ...]] = []
+        first = 0
         for count in counts:
             runs.append(((first, first + count - 1),) if count else ())
             first += count
