@@ -25,6 +25,8 @@ KEPT_BATCHES = 512
 RETRY_S = 10.0
 # A boost needs somebody who watches it: without a controller for this long it is taken back.
 UNWATCHED_S = 15.0
+# A cap this close to the one it was found with is that one.
+_SAME_W = 0.5
 _LOG = logging.getLogger(__name__)
 
 
@@ -70,15 +72,11 @@ class HostPower:
         host = racks[0].host if racks else "localhost"
         self._file = PriorFile(home / "power" / f"caps-before-{host}.json") if home else None
         before_us = self._restore_leftover()
+        caps_w = {gpu: _cap_of(backend) for gpu, backend in self._backends.items()}
         # What could not be restored now is still what was found, and goes back at the end.
-        self._found_w = {
-            gpu: before_us.get(gpu, _cap_of(backend)) for gpu, backend in self._backends.items()
-        }
+        self._found_w = caps_w | before_us
         self._started_at = now
-        heat = HeatRule(hot_c=config.power.hot_c)
-        self._racks = {
-            rack.name: self._open_rack(rack, config.power.ramp_w_per_s, heat) for rack in racks
-        }
+        self._racks = {rack.name: self._open_rack(rack, config, caps_w) for rack in racks}
         self._settle_all(now, "the agent started", "agent")
 
     # what there is ---------------------------------------------------------------------------
@@ -194,7 +192,9 @@ class HostPower:
                 self._settle(caps, now, cause, "agent", 0.0)
                 self._settle(caps, now, "", "", math.inf)
                 caps_w = caps.ledger.caps_w
-                withheld |= any(caps_w[slot] < cap_w - 1.0 for slot, cap_w in found.items())
+                withheld |= any(
+                    abs(caps_w[slot] - cap_w) > _SAME_W for slot, cap_w in found.items()
+                )
             return withheld
 
     def close(self, now: float) -> None:
@@ -204,7 +204,7 @@ class HostPower:
             if self._file is not None and not withheld:
                 self._file.forget()
             elif withheld:
-                _LOG.warning("a rack's budget or a GPU kept caps below what they were before")
+                _LOG.warning("a rack's budget or a GPU kept caps from what they were before")
             for backend in self._backends.values():
                 backend.close()
 
@@ -221,7 +221,7 @@ class HostPower:
                 caps.dismiss(int(slot))
                 self._settle(caps, now, f"{gpu} has no worker", "agent", 0.0, lasting=False)
 
-    def _open_rack(self, rack: RackConfig, ramp_w_per_s: float, heat: HeatRule) -> RackCaps:
+    def _open_rack(self, rack: RackConfig, config: Config, caps_w: Mapping[str, float]) -> RackCaps:
         backends = [self._backends[gpu] for gpu in rack.ids]
         limits = [backend.limits() for backend in backends]
         narrowest = PowerLimits(
@@ -231,13 +231,10 @@ class HostPower:
         )
         ledger = RackLedger(
             narrowest,
-            [
-                _or(self._found_w[gpu], one.normal_w)
-                for gpu, one in zip(rack.ids, limits, strict=True)
-            ],
+            [_or(caps_w[gpu], one.normal_w) for gpu, one in zip(rack.ids, limits, strict=True)],
             budget_w=rack.power_budget_w or rack.full_budget_w(narrowest.normal_w, narrowest.min_w),
-            ramp_w_per_s=ramp_w_per_s,
-            heat=heat,
+            ramp_w_per_s=config.power.ramp_w_per_s,
+            heat=HeatRule(hot_c=config.power.hot_c),
         )
         # Until they are told otherwise, spares idle.
         ledger.want(dict.fromkeys(range(rack.gpus, len(rack.ids)), 0.0))
@@ -296,7 +293,7 @@ class HostPower:
         }
         known = {gpu: _cap_of(self._backends[gpu]) for gpu in mine}
         for gpu in sorted(mine, key=lambda gpu: mine[gpu] - known[gpu]):
-            if abs(mine[gpu] - known[gpu]) <= 0.5:
+            if abs(mine[gpu] - known[gpu]) <= _SAME_W:
                 continue
             try:
                 self._backends[gpu].set_cap(mine[gpu])
