@@ -302,6 +302,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 rack.power_budget_w,
                 f"0 (enough for every normal cap) or {least_w:g} and more, the least its GPUs take",
             )
+        self._check_pins()
+
+    def _check_pins(self) -> None:
+        """Whatever health pins must be there: a typing error would leave a GPU without its news."""
+        ids = {gpu for rack in self.cluster.racks for gpu in rack.ids}
+        ranges = ", ".join(f"{rack.ids[0]} to {rack.ids[-1]}" for rack in self.cluster.racks)
+        for name, gpu in self.health.gpus.items():
+            _require(gpu in ids, f"health.gpus.{name}", gpu, ranges)
+        names = [rack.name for rack in self.cluster.racks]
+        for address, rack in self.health.switches.items():
+            _require(rack in names, f"health.switches.{address}", rack, ", ".join(names))
 
 
 def load_config(path: Path | None) -> Config:

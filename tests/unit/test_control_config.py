@@ -56,6 +56,14 @@ from runtime.errors import ConfigError
             "or 1600 and more",
         ),
         ({"cluster": {"racks": [{"name": "a"}, {"name": "a"}]}}, "distinct names"),
+        (
+            {"health": {"gpus": {"GPU-5f": "rack-2/0"}}},
+            "`health.gpus.GPU-5f` is 'rack-2/0'; allowed: rack-0/0 to rack-0/7, rack-1/0 to",
+        ),
+        (
+            {"health": {"switches": {"0000:c2:00.0": "rack_0"}}},
+            "`health.switches.0000:c2:00.0` is 'rack_0'; allowed: rack-0, rack-1",
+        ),
         ({"cluster": {"racks": "a"}}, "`cluster.racks` is 'a'; allowed: a list"),
         (
             {"cluster": {"device": "emulated", "backend": "nccl"}},
