@@ -37,10 +37,11 @@ def checkpoint() -> None:
 @checkpoint.command("list")
 @json_option
 def list_checkpoints(as_json: bool) -> None:
-    """Every sealed checkpoint of this home, the newest first."""
+    """Every sealed checkpoint of this home, the newest first, then what was set aside."""
     rows: list[dict[str, object]] = []
     runs = Settings.from_env().home / "runs"
-    for folder in checkpoints_by_age([*runs.glob("*/checkpoint/step-*")]):
+    aside = sorted(runs.glob("*/checkpoint/damaged-*"))
+    for folder in [*checkpoints_by_age([*runs.glob("*/checkpoint/step-*")]), *aside]:
         row: dict[str, object] = {"folder": str(folder), "run": folder.parent.parent.name}
         try:
             manifest = read_manifest(folder)
@@ -50,6 +51,8 @@ def list_checkpoints(as_json: bool) -> None:
                 "at": (folder / MANIFEST).stat().st_mtime,
                 "error": "",
             }
+            if folder in aside:
+                raise CheckpointError(f"{folder} was set aside as damaged")
         except CheckpointError as error:
             row |= {"step": None, "num_bytes": 0, "at": 0.0, "error": str(error)}
         rows.append(row)

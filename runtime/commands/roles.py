@@ -17,7 +17,6 @@ from runtime.commands.serving import on_signals, set_up_logging
 from runtime.config import Config, load_config
 from runtime.control.lineage import end_with_parent, end_with_parent_through_exec
 from runtime.errors import UserError
-from runtime.plan.manifest import Start
 from runtime.plan.memory import require_fit
 from storage.identity import WRITERS, not_genuine, refusal, writer_key
 from storage.live.acl import as_role
@@ -43,7 +42,7 @@ def controller(config_path: Path | None, run_id: str, port: int | None, fresh: b
     from runtime.control.archive import Archive
     from runtime.control.channel import control_key
     from runtime.control.controller import Controller
-    from runtime.engine.resume import find_start
+    from runtime.engine.resume import Beginning, find_start
     from storage.live.redis_store import RedisStore
 
     set_up_logging()
@@ -61,7 +60,7 @@ def controller(config_path: Path | None, run_id: str, port: int | None, fresh: b
         home=runs / run_id,
         store=RedisStore.for_service(settings.redis_url),
         key=control_key(),
-        begin=(Start(), "") if taking_over else find_start(config, runs, fresh=fresh),
+        begin=Beginning() if taking_over else find_start(config, runs, fresh=fresh),
     )
     keys = {writer: writer_key(settings.home, writer) for writer in WRITERS}
     serving.coordinator.desk.intake.require_identity(

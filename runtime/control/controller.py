@@ -40,8 +40,7 @@ from runtime.control.live_link import LiveLink
 from runtime.control.memory import recall, remember
 from runtime.control.outbox import Outbox
 from runtime.engine.checkpoint import CheckpointError, prune, seal
-from runtime.engine.resume import find_fallback
-from runtime.plan.manifest import Start
+from runtime.engine.resume import Beginning, find_fallback
 from storage.live.port import LiveStore
 from storage.records import Command, ProposalChanged, RunEnded
 
@@ -75,7 +74,7 @@ class Controller:
         store: live store, or None to go without one (benchmarks).
         key: control key shared with the agents.
         clock: seconds since the epoch.
-        begin: the checkpoint to go on from, and a word on that for the journal.
+        begin: the checkpoint to go on from, and words on that for the journal.
         observer: called with every journal entry after it was written (benchmarks, tests).
     """
 
@@ -89,7 +88,7 @@ class Controller:
         key: bytes,
         clock: Callable[[], float] = time.time,
         observer: Callable[[object], None] | None = None,
-        begin: tuple[Start, str] = (Start(), ""),
+        begin: Beginning = Beginning(),
     ) -> None:
         self._config = config
         self._run = run
@@ -110,7 +109,7 @@ class Controller:
         self._stop = threading.Event()
         self._stop_asked = False
         self._finished: Finish | None = None
-        start, self._start_reason = begin
+        self._begins_at = begin
         self._checkpoints = (home / "checkpoint").resolve()
         self.coordinator = Coordinator(
             config,
@@ -118,7 +117,7 @@ class Controller:
             store=(config.control.host, rendezvous_port),
             now=clock(),
             checkpoints=str(self._checkpoints),
-            start=start,
+            start=begin.start,
         )
         self._left_behind = self._archive.load()
         self._position = self._left_behind[0].position if self._left_behind else ""
@@ -167,8 +166,11 @@ class Controller:
         """Start the run, or take it over where an earlier controller left it."""
         if self._left_behind is None:
             self.coordinator.progress.started(msgspec.json.encode(self._config).decode())
-            if self._start_reason:
-                self.coordinator.note_start(self._start_reason, now)
+            if self._begins_at.damaged:
+                text = self._begins_at.damaged
+                self.coordinator.event("checkpoint_damaged", "critical", text, now)
+            if self._begins_at.word:
+                self.coordinator.note_start(self._begins_at.word, now)
         else:
             entries = self._outbox.read_all()
             if entries and isinstance(entries[-1], RunEnded):

@@ -19,8 +19,8 @@ from runtime.control.controller import Controller
 from runtime.control.instructions import Finish
 from runtime.control.telemetry import HostTelemetry
 from runtime.control.worker_entry import worker_main
+from runtime.engine.resume import Beginning
 from runtime.errors import CounterpoiseError
-from runtime.plan.manifest import Start
 from storage.live.port import LiveStore
 from storage.records import Command
 
@@ -35,7 +35,7 @@ class LocalRun:
         config: all racks must be on one host.
         home: folder for the journal.
         store: live store to publish to, or None.
-        begin: the checkpoint to go on from, and a word on that (`runtime.engine.resume`).
+        begin: the checkpoint to go on from, as `runtime.engine.resume.find_start` has it.
         entry: where a worker process begins.
     """
 
@@ -46,7 +46,7 @@ class LocalRun:
         home: Path,
         run: str = "local",
         store: LiveStore | None = None,
-        begin: tuple[Start, str] = (Start(), ""),
+        begin: Beginning = Beginning(),
         entry: Callable[..., None] = worker_main,
     ) -> None:
         self.run = run

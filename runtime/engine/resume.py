@@ -3,12 +3,20 @@ which the configuration names, else afresh."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from runtime.config import Config
-from runtime.engine.checkpoint import CheckpointError, checkpoints_by_age, read_manifest
+from runtime.engine.checkpoint import (
+    CheckpointDamaged,
+    CheckpointError,
+    checkpoints_by_age,
+    read_manifest,
+    set_aside,
+)
 from runtime.errors import UserError
 from runtime.plan.manifest import Manifest, Start
 
@@ -21,34 +29,53 @@ _FREE = frozenset(
 )  # fmt: skip
 
 
-def find_start(config: Config, runs: Path, *, fresh: bool = False) -> tuple[Start, str]:
-    """Where to begin, and a word on it for the journal ("" when there is nothing to say).
+class Beginning(NamedTuple):
+    """Where to begin. word: on that, for the journal, "" when there is nothing to say. damaged: on
+    checkpoints that were passed over, "" for none."""
 
-    runs: folder of all runs' folders. fresh: go on from no run. A damaged checkpoint is passed over
-    for the next older one; one of another configuration is left alone. The word says which and why.
+    start: Start = Start()
+    word: str = ""
+    damaged: str = ""
+
+
+def find_start(config: Config, runs: Path, *, fresh: bool = False) -> Beginning:
+    """Where a new run begins.
+
+    runs: folder of all runs' folders. fresh: go on from no run. A damaged checkpoint is set aside
+    for the next older one; one of another configuration is left alone.
 
     Raises:
         UserError: the checkpoint that the configuration names cannot be begun with.
     """
-    start, words = (Start(), []) if fresh else _own(config, runs)
+    start, words, damaged = (Start(), [], []) if fresh else _own(config, runs)
     if not start.checkpoint and config.checkpoint.start:
         start = given_start(config)
         words.append(f"begins at step {start.step} of {start.checkpoint}")
-    return start, "; ".join(words)
+    return Beginning(start, "; ".join(words), "; ".join(damaged))
 
 
-def _own(config: Config, runs: Path) -> tuple[Start, list[str]]:
-    """Where an earlier run with the same settings left off, and words on that."""
-    damaged: list[str] = []
-    for folder in checkpoints_by_age([*runs.glob("*/checkpoint/step-*")]):
+def _own(config: Config, runs: Path) -> tuple[Start, list[str], list[str]]:
+    """Where an earlier run with the same settings left off, words on that and on damaged ones."""
+    found, damaged = _newest(checkpoints_by_age([*runs.glob("*/checkpoint/step-*")]))
+    if found is None:
+        return Start(), ["began afresh"] if damaged else [], damaged
+    start, word = _from_manifest(config, *found)
+    return start, [word], damaged
+
+
+def _newest(folders: Iterable[Path]) -> tuple[tuple[Path, Manifest] | None, list[str]]:
+    """The first of `folders` that can be trusted, and words on those before it: what is damaged
+    will never be good again and is set aside."""
+    words: list[str] = []
+    for folder in folders:
         try:
-            manifest = read_manifest(folder, verify=True)
+            return (folder, read_manifest(folder, verify=True)), words
+        except CheckpointDamaged as error:
+            aside = set_aside(folder)
+            words.append(f"{error}; " + (f"set aside as {aside}" if aside else "it stays there"))
         except CheckpointError as error:
-            damaged.append(str(error))
-            continue
-        start, word = _from_manifest(config, folder, manifest)
-        return start, [word, *damaged]
-    return Start(), ["began afresh", *damaged] if damaged else []
+            words.append(str(error))
+    return None, words
 
 
 def given_start(config: Config, *, verify: bool = True) -> Start:
@@ -73,17 +100,18 @@ def given_start(config: Config, *, verify: bool = True) -> Start:
 def find_fallback(run: Path, start: Start) -> tuple[Start | None, str]:
     """The newest checkpoint in a run's own folder `run` that can be trusted, else the one it began
     at; None without any. Beside it, a word on those that are damaged, "" for none."""
-    damaged: list[str] = []
-    began_at = [Path(start.checkpoint)] if start.checkpoint else []
-    for folder in [*checkpoints_by_age([*run.glob("step-*")]), *began_at]:
+    found, damaged = _newest(checkpoints_by_age([*run.glob("step-*")]))
+    if found is None and start.checkpoint:
+        folder = Path(start.checkpoint)
         try:
-            manifest = read_manifest(folder, verify=True)
+            found = folder, read_manifest(folder, verify=True)
         except CheckpointError as error:
             damaged.append(str(error))
-            continue
-        found = Start(checkpoint=str(folder), run=manifest.run, step=manifest.applied_step)
-        return found, "; ".join(damaged)
-    return None, "; ".join(damaged)
+    if found is None:
+        return None, "; ".join(damaged)
+    folder, manifest = found
+    back = Start(checkpoint=str(folder), run=manifest.run, step=manifest.applied_step)
+    return back, "; ".join(damaged)
 
 
 def _from_manifest(config: Config, folder: Path, manifest: Manifest) -> tuple[Start, str]:

@@ -55,7 +55,7 @@ def test_written_while_it_trains_pruned_and_equal_to_the_reference(tmp_path: Pat
             assert full[f"{name}.{layer}"].numpy() == pytest.approx(
                 tensor.detach().numpy(), abs=2e-4
             )
-    start, word = find_start(config, tmp_path / "runs")
+    start, word, _ = find_start(config, tmp_path / "runs")
     assert start.step == read_manifest(sealed()[0]).applied_step
     assert "continues run" in word
 
@@ -85,10 +85,13 @@ def test_a_run_trains_from_imported_weights(tmp_path: Path) -> None:
                 tensor.copy_(others[key])
         return found
 
-    with trial(config, home, begin=begin) as made:
+    told = begin._replace(damaged="another one is damaged")
+    with trial(config, home, begin=told) as made:
         made.make_reference = reference
         made.run.join(30.0)
     made.check()
+    assert made.events("checkpoint_damaged")[0].message == told.damaged
+    assert made.events("run_continued")[0].message == begin.word
     # What it leaves is its own: the next run goes on from that.
-    start, word = find_start(with_train(config, steps=0), home.parent)
+    start, word, _ = find_start(with_train(config, steps=0), home.parent)
     assert (start.step, "continues run" in word) == (8, True)

@@ -22,6 +22,7 @@ from runtime.engine.checkpoint import (
     copy_part,
     prune,
     seal,
+    set_aside,
 )
 from runtime.engine.resume import find_start
 from runtime.engine.state import State, StateLayout
@@ -98,18 +99,35 @@ def test_a_damaged_one_is_passed_over_for_the_next_older_and_said_so(
     data[-1] ^= 1
     part.write_bytes(data)
     (middle / checkpoint.MANIFEST).write_text("{")
-    start, word = find_start(CONFIG, tmp_path)
-    assert start.step == 10
-    assert "continues run r1 at step 10" in word
-    assert "checksum differs" in word
-    assert "damaged" in word
+    begin = find_start(CONFIG, tmp_path)
+    assert begin.start.step == 10
+    assert begin.word == "continues run r1 at step 10"
+    assert "checksum differs" in begin.damaged
+    # They never come again, are named, and stay where a person can look at them.
+    for folder in (middle, newest):
+        aside = folder.with_name(f"damaged-{folder.name}")
+        assert str(aside) in begin.damaged
+        assert aside.is_dir()
+        assert not folder.exists()
+    assert find_start(CONFIG, tmp_path).damaged == ""
+    assert set_aside(write(tmp_path, 30, copy, 3)) == newest.with_name(f"damaged-{newest.name}-2")
+
+
+def test_what_may_become_readable_again_stays_in_its_place(tmp_path: Path, copy: PartCopy) -> None:
+    write(tmp_path, 10, copy, 3)
+    later = write(tmp_path, 20, copy, 3)
+    manifest = later / checkpoint.MANIFEST
+    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
+    begin = find_start(CONFIG, tmp_path)
+    assert (begin.start.step, later.exists()) == (10, True)
+    assert "format 2" in begin.damaged
 
 
 def test_a_run_begins_where_its_configuration_says(tmp_path: Path, copy: PartCopy) -> None:
     given = write(tmp_path / "elsewhere", 40, copy)
     config = with_start(CONFIG, str(given))
     runs = tmp_path / "runs"
-    start, word = find_start(config, runs)
+    start, word, _ = find_start(config, runs)
     assert (start.checkpoint, start.step) == (str(given), 40)
     assert f"begins at step 40 of {given}" in word
     # One's own of the same beginnings comes first, one of other beginnings does not count.
@@ -190,6 +208,9 @@ def test_the_commands_tell_a_damaged_one(
     assert "is missing" in result.output
     (folder / checkpoint.MANIFEST).write_text("{")
     assert "damaged" in runner.invoke(cli, ["checkpoint", "list"]).output
+    aside = set_aside(folder)
+    (listed,) = json.loads(runner.invoke(cli, ["checkpoint", "list", "--json"]).output)
+    assert (listed["folder"], bool(listed["error"])) == (str(aside), True)
 
 
 def test_only_the_newest_are_kept(tmp_path: Path, copy: PartCopy) -> None:
