@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from runtime.control import messages as m
 from runtime.control.change import Change
 from runtime.control.instructions import FindCheckpoint, Finish, Record
+from runtime.control.situations import fit_spares
 from runtime.plan.manifest import Start
 from storage.records import RunRolledBack
 
@@ -142,6 +143,8 @@ class Fallback:
                 coordinator.progress.pause_goes_on(now)
                 coordinator.progress.leaving(now)
             self.waits = ""
+            if coordinator.generations.previous is None and not coordinator.change.proposal:
+                _seat_spares(coordinator, now)
             coordinator.form_next(now)
         elif living:
             self._wait(coordinator, self._why, now)
@@ -159,6 +162,20 @@ class Fallback:
         elif now - progress.ledger.marked_at >= TOLD_EVERY_S:
             progress.pause_goes_on(now)
         self.waits = waits
+
+
+def _seat_spares(coordinator: Coordinator, now: float) -> None:
+    """Everybody reads the checkpoint now: spares fill dead slots without holding anybody up."""
+    fleet = coordinator.fleet
+    for replica in range(len(coordinator.config.cluster.racks)):
+        spares = list(fit_spares(coordinator, replica))
+        seats = list(fleet.seats(replica))
+        for slot in sorted(set(range(len(seats))) - set(fleet.alive(replica))):
+            if spares:
+                seats[slot] = spares.pop(0)
+                words = f"{seats[slot]} takes the place of slot {slot} of replica {replica}"
+                coordinator.event("spare_seated", "info", words, now, seats[slot])
+        fleet.seat(replica, tuple(seats))
 
 
 def _lost_words(step: int, committed: int) -> str:

@@ -5,21 +5,26 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from runtime.config import PolicyConfig
+from runtime.config import CheckpointConfig, PolicyConfig
 from runtime.control import messages as m
 from storage.records import Option, Proposal
 from tests.support.control_cluster import SimCluster, sim_config
 from tests.support.control_restart import restart_controller
 
 
-def with_spares(*gpus: int, spares: int = 1, budget_w: float = 0.0, **more: object) -> SimCluster:
+def with_spares(
+    *gpus: int, spares: int = 1, budget_w: float = 0.0, checkpoints: str = "", **more: object
+) -> SimCluster:
     config = sim_config(*gpus, **more)  # type: ignore[arg-type]
     racks = tuple(
         msgspec.structs.replace(rack, spares=spares, power_budget_w=budget_w)
         for rack in config.cluster.racks
     )
     cluster = msgspec.structs.replace(config.cluster, racks=racks)
-    made = SimCluster(msgspec.structs.replace(config, cluster=cluster))
+    config = msgspec.structs.replace(
+        config, cluster=cluster, checkpoint=CheckpointConfig(every_steps=3)
+    )
+    made = SimCluster(config, checkpoints=checkpoints)
     made.run_steps(4)
     return made
 
@@ -211,6 +216,18 @@ def test_what_idle_spares_draw_is_not_there_for_a_boost() -> None:
     cluster.kill("rack-0/4")
     cluster.run_steps(1)
     assert planned_w() == 4000.0 - least_w
+
+
+def test_back_to_a_checkpoint_spares_fill_the_dead_slots_at_once() -> None:
+    cluster = with_spares(3, 3, checkpoints="/ckpt")
+    cluster.run_until(lambda: bool(cluster.seals))
+    cluster.kill(*(gpu for gpu in cluster.host_of if gpu not in ("rack-0/0", "rack-0/3")))
+    cluster.run_until(lambda: bool(cluster.events("run_rolled_back")), 5.0)
+    cluster.run_steps(5)
+    assert cluster.shape() == [(0, 1), ()]
+    assert gpus(cluster) == ("rack-0/0", "rack-0/3", "rack-0/2")
+    assert [event.gpu for event in cluster.events("spare_seated")] == ["rack-0/3"]
+    cluster.check()
 
 
 @pytest.mark.parametrize("before", [True, False])
