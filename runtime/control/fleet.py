@@ -50,6 +50,7 @@ class Fleet:
             for replica, rack in enumerate(config.cluster.racks)
             for gpu in rack.ids
         }
+        self._ids = [rack.ids for rack in config.cluster.racks]
         self._seats = [rack.seats for rack in config.cluster.racks]
 
     def __iter__(self) -> Iterator[GpuView]:
@@ -81,11 +82,8 @@ class Fleet:
     def spares(self, replica: int) -> tuple[str, ...]:
         """GPUs of a replica's rack that live and fill no slot."""
         seated = frozenset(self._seats[replica])
-        return tuple(
-            view.gpu
-            for view in self
-            if view.replica == replica and view.status == "alive" and view.gpu not in seated
-        )
+        unseated = [gpu for gpu in self._ids[replica] if gpu not in seated]
+        return tuple(gpu for gpu in unseated if self._gpus[gpu].status == "alive")
 
     def is_spare(self, gpu: str) -> bool:
         return gpu not in self._seats[self._gpus[gpu].replica]

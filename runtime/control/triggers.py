@@ -88,6 +88,8 @@ def _undone(desk: Desk, coordinator: Coordinator, command: Trigger) -> Proposal:
         raise Refused(
             "invalid", f"{proposal.id} is {proposal.state}: there is nothing to take back"
         )
+    if proposal.options[proposal.chosen or 0].kind == "restart":
+        raise Refused("invalid", f"{proposal.id} restarted the run: that cannot be taken back")
     assert coordinator.plan is not None
     now = coordinator.plan.replicas[proposal.replica]
     shape = now.live if now.mode == "training" else ()

@@ -141,3 +141,13 @@ def test_the_controller_is_killed_in_the_middle(phase: str) -> None:
     assert cluster.shape() == [(0, 1, 2), (0, 1, 2)]
     assert [s.step for s in cluster.line] == list(range(cluster.committed))
     cluster.check()
+
+
+def test_it_cannot_be_taken_back() -> None:
+    cluster = checkpointed(3, 3)
+    proposal = asked(cluster)
+    assert cluster.approve(proposal).ok
+    applied(cluster, proposal)
+    result = cluster.undo(cluster.proposals[proposal.id])
+    assert not result.ok
+    assert "that cannot be taken back" in result.message

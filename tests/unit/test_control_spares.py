@@ -245,3 +245,21 @@ def test_seats_outlive_the_controller(before: bool) -> None:
     assert gpus(cluster) == ("rack-0/0", "rack-0/3", "rack-0/2")
     assert cluster.ordered(m.EnterGeneration)[-1].plan.replicas[0].gpus == gpus(cluster)
     cluster.check()
+
+
+def test_a_replacement_of_a_shrunken_replica_is_taken_back_to_what_it_was() -> None:
+    cluster = with_spares(3, 3)
+    cluster.kill("rack-0/3", "rack-0/1")
+    assert cluster.approve(cluster.wait_for_proposal(0)).ok
+    cluster.run_until(lambda: cluster.shape()[0] == (0, 2))
+    assert cluster.fault("rack-0/3", "repair").ok
+    proposal = cluster.wait_for_proposal(0)
+    assert cluster.approve(proposal).ok
+    cluster.run_until(lambda: cluster.proposals[proposal.id].state == "applied")
+    cluster.run_steps(1)
+    assert cluster.undo(cluster.proposals[proposal.id]).ok
+    inverse = cluster.wait_for_proposal(0)
+    assert cluster.approve(inverse).ok
+    cluster.run_until(lambda: cluster.shape()[0] == (0, 2))
+    cluster.run_steps(2)
+    cluster.check()
