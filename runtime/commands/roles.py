@@ -42,7 +42,7 @@ def controller(config_path: Path | None, run_id: str, port: int | None, fresh: b
     from runtime.control.archive import Archive
     from runtime.control.channel import control_key
     from runtime.control.controller import Controller
-    from runtime.engine.resume import Beginning, find_start
+    from runtime.engine.resume import AFRESH, find_start
     from storage.live.redis_store import RedisStore
 
     set_up_logging()
@@ -60,7 +60,7 @@ def controller(config_path: Path | None, run_id: str, port: int | None, fresh: b
         home=runs / run_id,
         store=RedisStore.for_service(settings.redis_url),
         key=control_key(),
-        begin=Beginning() if taking_over else find_start(config, runs, fresh=fresh),
+        begin=AFRESH if taking_over else find_start(config, runs, fresh=fresh),
     )
     keys = {writer: writer_key(settings.home, writer) for writer in WRITERS}
     serving.coordinator.desk.intake.require_identity(

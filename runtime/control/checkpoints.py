@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from runtime.config import CheckpointConfig
 from runtime.control import messages as m
 from runtime.control.instructions import Seal
@@ -23,6 +25,17 @@ if TYPE_CHECKING:
 # An order must reach every rank before the step it is for.
 LEAD_S = 1.0
 WRITE_DEADLINE_S = 120.0
+
+
+class CheckpointMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What a restarted controller must know of the one under way; folder "" for none. Whose parts
+    are on disk their ranks say again. begun_at: when the last one was ordered, 0.0 for never."""
+
+    begun_at: float = 0.0
+    generation: int = 0
+    step: int = 0
+    folder: str = ""
+    members: tuple[str, ...] = ()
 
 
 @dataclass
@@ -56,6 +69,26 @@ class Checkpoints:
         """Why none can be written, "" when they can."""
         return "" if self._folder else "this run has no folder for checkpoints"
 
+    def memory(self) -> CheckpointMemory:
+        one = self._pending
+        if one is None:
+            return CheckpointMemory(begun_at=self._begun_at)
+        return CheckpointMemory(
+            begun_at=self._begun_at,
+            generation=one.generation,
+            step=one.step,
+            folder=one.folder,
+            members=tuple(sorted(one.members)),
+        )
+
+    def recall(self, memory: CheckpointMemory) -> None:
+        """Go on with what an earlier controller had ordered."""
+        self._begun_at = memory.begun_at or self._begun_at
+        if memory.folder:
+            self._pending = _Pending(
+                memory.generation, memory.step, memory.folder, frozenset(memory.members)
+            )
+
     def tick(self, coordinator: Coordinator, now: float) -> None:
         """Look whether one is due, or one that was begun does not come to its end."""
         self.last.tick(coordinator, now)
@@ -67,7 +100,9 @@ class Checkpoints:
     def tell(self, coordinator: Coordinator, host: str | None) -> None:
         """Order the ranks of one host, or of all, to copy and write."""
         pending = self._pending
-        if pending is not None and pending.generation == coordinator.number:
+        if pending is None:
+            return
+        if pending.generation == coordinator.number or pending.reached_at is not None:
             order = m.Save(generation=pending.generation, folder=pending.folder, step=pending.step)
             coordinator.order(order, host)
 

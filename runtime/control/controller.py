@@ -40,7 +40,7 @@ from runtime.control.live_link import LiveLink
 from runtime.control.memory import recall, remember
 from runtime.control.outbox import Outbox
 from runtime.engine.checkpoint import CheckpointError, prune, seal
-from runtime.engine.resume import Beginning, find_fallback
+from runtime.engine.resume import AFRESH, Beginning, find_fallback
 from storage.live.port import LiveStore
 from storage.records import Command, ProposalChanged, RunEnded
 
@@ -88,7 +88,7 @@ class Controller:
         key: bytes,
         clock: Callable[[], float] = time.time,
         observer: Callable[[object], None] | None = None,
-        begin: Beginning = Beginning(),
+        begin: Beginning = AFRESH,
     ) -> None:
         self._config = config
         self._run = run

@@ -19,7 +19,7 @@ from runtime.control.controller import Controller
 from runtime.control.instructions import Finish
 from runtime.control.telemetry import HostTelemetry
 from runtime.control.worker_entry import worker_main
-from runtime.engine.resume import Beginning
+from runtime.engine.resume import AFRESH, Beginning
 from runtime.errors import CounterpoiseError
 from storage.live.port import LiveStore
 from storage.records import Command
@@ -46,7 +46,7 @@ class LocalRun:
         home: Path,
         run: str = "local",
         store: LiveStore | None = None,
-        begin: Beginning = Beginning(),
+        begin: Beginning = AFRESH,
         entry: Callable[..., None] = worker_main,
     ) -> None:
         self.run = run

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from runtime.control.change import Change
+from runtime.control.checkpoints import CheckpointMemory
 from runtime.control.examiner import ExaminerMemory
 from runtime.control.fleet import Facts, WorkerStatus
 from runtime.control.succession import Aim
@@ -82,6 +83,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     health: ExaminerMemory = ExaminerMemory()
     paused: str = ""
     seats: tuple[tuple[str, ...], ...] = ()
+    checkpoint: CheckpointMemory = CheckpointMemory()
 
 
 def remember(coordinator: Coordinator, position: str) -> Memory:
@@ -119,6 +121,7 @@ def remember(coordinator: Coordinator, position: str) -> Memory:
         caps_told=dict(coordinator.power.told),
         health=coordinator.examiner.memory(),
         paused=coordinator.pausing.why,
+        checkpoint=coordinator.checkpoints.memory(),
         seats=tuple(coordinator.fleet.seats(aim.replica) for aim in coordinator.aims),
     )
 
@@ -153,6 +156,7 @@ def recall(
     coordinator.progress.replayed(now)
     coordinator.power.recall(memory.budgets_w, memory.caps_told)
     coordinator.examiner.recall(memory.health)
+    coordinator.checkpoints.recall(memory.checkpoint)
     coordinator.desk.recall(memory.desk, proposals)
     coordinator.generations.recall(plans, lost_up_to=back.generation if back is not None else 0)
     for replica, gpus in enumerate(memory.seats):

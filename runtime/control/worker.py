@@ -84,6 +84,9 @@ class Worker:
         self._leaving = 0
         self._last: m.StepDone | None = None
         self._wanted: _SaveTo | None = None
+        # The last checkpoint that was asked for, and what became of this rank's part.
+        self._saving = ""
+        self._saved: m.Saved | None = None
         self._corrupt = False
         self._progress_at = time.perf_counter()
         self._engine = Engine(config, gpu, abort=self._abort, fail_points=fail_points)
@@ -196,7 +199,7 @@ class Worker:
             self._save(wanted)
         else:
             why = f"was told after step {wanted.step}"
-            self._send(m.Saved(gpu=self._gpu, error=why, folder=wanted.folder))
+            self._tell_saved(m.Saved(gpu=self._gpu, error=why, folder=wanted.folder))
 
     def _save(self, wanted: _SaveTo) -> None:
         """Copy now, write in the background: training goes on meanwhile."""
@@ -204,7 +207,7 @@ class Worker:
         try:
             copy = self._engine.copy_part()
         except CounterpoiseError as error:
-            self._send(m.Saved(gpu=self._gpu, error=str(error), folder=wanted.folder))
+            self._tell_saved(m.Saved(gpu=self._gpu, error=str(error), folder=wanted.folder))
             return
         if wanted.step:
             seconds = time.perf_counter() - started
@@ -216,9 +219,9 @@ class Worker:
     def _write(self, folder: str, copy: PartCopy) -> None:
         try:
             part = write_part(Path(folder), self._gpu, copy)
-            self._send(m.Saved(gpu=self._gpu, part=part, folder=folder))
+            self._tell_saved(m.Saved(gpu=self._gpu, part=part, folder=folder))
         except CounterpoiseError as error:
-            self._send(m.Saved(gpu=self._gpu, error=str(error), folder=folder))
+            self._tell_saved(m.Saved(gpu=self._gpu, error=str(error), folder=folder))
 
     def _wants_to_leave(self) -> bool:
         steps = self._config.train.steps
@@ -278,11 +281,7 @@ class Worker:
             if message.abort:
                 self._inbox.put(_Park(message.generation))
         elif isinstance(message, m.Save):
-            wanted = _SaveTo(message.generation, message.folder, message.step)
-            if message.step:
-                self._wanted = wanted
-            elif message.generation == self._generation:
-                self._inbox.put(wanted)
+            self._take_save(message)
         elif isinstance(message, m.CorruptState):
             self._corrupt = True
         elif isinstance(message, m.DeviceSpeed):
@@ -291,6 +290,26 @@ class Worker:
                 self._speed.notify_all()
         else:
             os._exit(0)
+
+    def _take_save(self, order: m.Save) -> None:
+        """Asked again, after a connection broke or a controller restarted: only tell again."""
+        if order.folder == self._saving:
+            if self._saved is not None:
+                self._send(self._saved)
+            return
+        if not order.step and order.generation != self._generation:
+            return
+        self._saving, self._saved = order.folder, None
+        wanted = _SaveTo(order.generation, order.folder, order.step)
+        if order.step:
+            self._wanted = wanted
+        else:
+            self._inbox.put(wanted)
+
+    def _tell_saved(self, saved: m.Saved) -> None:
+        if saved.folder == self._saving:
+            self._saved = saved
+        self._send(saved)
 
     def _raise_abort(self, generation: int) -> None:
         """Leave `generation` and all before it at once; the caller holds the flags."""

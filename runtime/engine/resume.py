@@ -38,6 +38,9 @@ class Beginning(NamedTuple):
     damaged: str = ""
 
 
+AFRESH = Beginning()
+
+
 def find_start(config: Config, runs: Path, *, fresh: bool = False) -> Beginning:
     """Where a new run begins.
 

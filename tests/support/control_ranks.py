@@ -59,6 +59,7 @@ class SimWorker:
     began_at: float = 0.0
     last: m.StepDone | None = None
     wanted: m.Save | None = None
+    saved: m.Saved | None = None
 
 
 class SimRanks:
@@ -114,9 +115,16 @@ class SimRanks:
         if isinstance(order, m.LeaveGeneration):
             self._leave(worker, order)
         elif isinstance(order, m.Save):
-            worker.wanted = order
+            if worker.wanted is not None and worker.wanted.folder == order.folder:
+                if worker.saved is not None:
+                    self._cluster.from_agent(worker.gpu, worker.saved)
+                return
+            worker.wanted, worker.saved = order, None
             if not order.step:
                 self._save(worker, order)
+            elif order.step <= worker.applied:
+                late = m.Saved(gpu=worker.gpu, error="was told late", folder=order.folder)
+                self._cluster.from_agent(worker.gpu, late)
         elif isinstance(order, m.EnterGeneration) and worker.gpu in order.plan.members():
             self._enter(worker, order.plan)
 
@@ -313,10 +321,9 @@ class SimRanks:
 
     def _save(self, worker: SimWorker, wanted: m.Save) -> None:
         if self.workers.get(worker.gpu) is worker:
-            self._cluster.from_agent(
-                worker.gpu,
-                m.Saved(gpu=worker.gpu, part=self._part(worker), folder=wanted.folder),
-            )
+            saved = m.Saved(gpu=worker.gpu, part=self._part(worker), folder=wanted.folder)
+            worker.saved = saved
+            self._cluster.from_agent(worker.gpu, saved)
 
     def _part(self, worker: SimWorker) -> Part:
         return Part(file=f"{worker.gpu}.pt", sha256="", num_bytes=1, units={})

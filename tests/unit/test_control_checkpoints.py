@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from runtime.config import CheckpointConfig
+from runtime.control import messages as m
 from tests.support.control_cluster import SimCluster, sim_config
+from tests.support.control_restart import restart_controller
 
 
 def saving(**fields: float) -> SimCluster:
@@ -15,6 +17,11 @@ def saving(**fields: float) -> SimCluster:
         checkpoint=CheckpointConfig(**fields),  # type: ignore[arg-type]
     )
     return SimCluster(config, checkpoints="/ckpt")
+
+
+def parts_told(cluster: SimCluster) -> int:
+    pending = cluster.coordinator.checkpoints._pending
+    return len(pending.parts) if pending is not None else 0
 
 
 def test_off_unless_asked_for() -> None:
@@ -75,4 +82,34 @@ def test_a_stop_while_parts_are_written_still_leaves_the_last_one() -> None:
     cluster._carry_out(cluster.coordinator.outgoing.take())
     cluster.run_until(lambda: cluster.finish is not None)
     assert cluster.seals[-1].manifest.applied_step == cluster.committed
+    cluster.check()
+
+
+def test_a_restarted_controller_goes_on_with_the_checkpoint_under_way() -> None:
+    cluster = saving(every_steps=5)
+    cluster.run_until(lambda: bool(cluster.ordered(m.Save)))
+    step = cluster.ordered(m.Save)[0].step
+    # Ordered, not reached yet.
+    restart_controller(cluster)
+    # One part was told to a controller that is gone: its rank tells it again.
+    cluster.run_until(lambda: bool(parts_told(cluster)))
+    assert not cluster.seals
+    restart_controller(cluster)
+    cluster.run_until(lambda: bool(cluster.seals), 2.0)
+    assert cluster.seals[0].manifest.applied_step == step
+    assert len(cluster.seals[0].manifest.parts) == 4
+    assert not cluster.events("checkpoint_failed")
+    cluster.run_until(lambda: len(cluster.seals) > 1)
+    assert cluster.seals[1].manifest.applied_step == step + 5
+    cluster.check()
+
+
+def test_an_agent_that_comes_back_while_parts_are_written_costs_no_checkpoint() -> None:
+    cluster = saving(every_steps=5)
+    cluster.run_until(lambda: any(w.saved for w in cluster.workers.values()))
+    cluster.disconnect("localhost")
+    cluster.run(0.5)
+    cluster.reconnect("localhost")
+    cluster.run_until(lambda: bool(cluster.seals), 5.0)
+    assert not cluster.events("checkpoint_failed")
     cluster.check()
