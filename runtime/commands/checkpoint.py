@@ -83,13 +83,20 @@ def verify(folder: Path, as_json: bool) -> None:
     """Read every part in FOLDER and compare its checksum; exit code 1 if it cannot be trusted."""
     try:
         manifest = read_manifest(folder, verify=True)
-        step, why = manifest.applied_step, ""
+        found = {
+            "step": manifest.applied_step,
+            "next_sample": manifest.next_sample,
+            "seed": manifest.train.seed,
+            "ledger": manifest.ledger,
+        }
+        why = ""
     except CheckpointError as error:
-        step, why = 0, str(error)
+        found, why = {"step": 0}, str(error)
     if as_json:
-        print_json({"ok": not why, "step": step, "error": why})
+        print_json({"ok": not why, "error": why, **found})
     else:
-        click.echo(why or f"whole: step {step}, {len(manifest.parts)} parts", err=bool(why))
+        whole = "" if why else f"whole: step {found['step']}, {len(manifest.parts)} parts"
+        click.echo(why or whole, err=bool(why))
     if why:
         sys.exit(1)
 

@@ -15,9 +15,9 @@ import msgspec
 
 from runtime.config import CheckpointConfig
 from runtime.control import messages as m
-from runtime.control.instructions import Seal
 from runtime.control.last_checkpoint import LastCheckpoint
-from runtime.plan.manifest import Manifest, Part
+from runtime.control.sealing import seal_of
+from runtime.plan.manifest import Part
 
 if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator
@@ -40,13 +40,15 @@ class CheckpointMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class _Pending:
-    """A checkpoint that is ordered. reached_at: when its step was committed."""
+    """A checkpoint that is ordered. reached_at: when its step was committed. stalled_s: what the
+    copy held up training for, on the rank that took longest."""
 
     generation: int
     step: int
     folder: str
     members: frozenset[str]
     reached_at: float | None = None
+    stalled_s: float = 0.0
     parts: dict[str, Part] = field(default_factory=dict)
 
 
@@ -112,13 +114,14 @@ class Checkpoints:
         if isinstance(message, m.Copied):
             if pending is not None and message.step == pending.step:
                 coordinator.progress.ledger.stalled(message.seconds)
+                pending.stalled_s = max(pending.stalled_s, message.seconds)
         elif pending is None or message.folder != pending.folder:
             self.last.saved(coordinator, message, now)
         elif message.part is None:
             self._give_up(coordinator, f"{message.gpu}: {message.error}", now)
         else:
             pending.parts[message.gpu] = message.part
-            self._seal_when_complete(coordinator, pending)
+            self._seal_when_complete(coordinator, pending, now)
 
     def _order_next(self, coordinator: Coordinator, now: float) -> None:
         progress = coordinator.progress
@@ -158,22 +161,15 @@ class Checkpoints:
         ):
             self._give_up(coordinator, "a rank failed before its part was written", now)
 
-    def _seal_when_complete(self, coordinator: Coordinator, pending: _Pending) -> None:
+    def _seal_when_complete(self, coordinator: Coordinator, pending: _Pending, now: float) -> None:
         if not pending.members <= set(pending.parts):
             return
         self._pending = None
+        cost = f"training stood still {1000 * pending.stalled_s:.1f} ms for the copy"
+        if pending.reached_at is not None:
+            cost += f", all on disk {now - pending.reached_at:.1f} s later"
         coordinator.outgoing.put(
-            Seal(
-                folder=pending.folder,
-                manifest=Manifest(
-                    run=coordinator.run,
-                    applied_step=pending.step,
-                    model=coordinator.config.model,
-                    train=coordinator.config.train,
-                    origin=coordinator.config.checkpoint.start,
-                    parts=tuple(part for _, part in sorted(pending.parts.items())),
-                ),
-            )
+            seal_of(coordinator, pending.folder, pending.step, pending.parts, now, cost=cost)
         )
 
     def _give_up(self, coordinator: Coordinator, why: str, now: float) -> None:

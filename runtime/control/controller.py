@@ -267,6 +267,8 @@ class Controller:
             self._carry_out(self.coordinator.outgoing.take())
             return
         prune(folder, self._config.checkpoint.keep)
+        self.coordinator.event("checkpoint_written", "info", instruction.told, self._clock())
+        self._carry_out(self.coordinator.outgoing.take())
 
     def _find_checkpoint(self) -> None:
         start, word = find_fallback(self._checkpoints, self.coordinator.start)

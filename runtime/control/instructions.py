@@ -71,10 +71,12 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Seal:
-    """All parts of a checkpoint are on disk: check them and write the manifest."""
+    """All parts of a checkpoint are on disk: check them and write the manifest. told: what to say
+    once that is done."""
 
     folder: str
     manifest: Manifest
+    told: str
 
 
 @dataclass(frozen=True, kw_only=True)

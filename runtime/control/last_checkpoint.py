@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runtime.control import messages as m
-from runtime.control.instructions import Finish, Seal
-from runtime.plan.manifest import Manifest, Part
+from runtime.control.instructions import Finish
+from runtime.control.sealing import seal_of
+from runtime.plan.manifest import Part
 
 if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator
@@ -73,19 +74,8 @@ class LastCheckpoint:
         if not {view.gpu for view in coordinator.living_members()} <= set(self._parts):
             return
         coordinator.progress.ledger.spend("checkpointing", now)
-        coordinator.outgoing.put(
-            Seal(
-                folder=self._folder,
-                manifest=Manifest(
-                    run=coordinator.run,
-                    applied_step=coordinator.progress.committed,
-                    model=coordinator.config.model,
-                    train=coordinator.config.train,
-                    origin=coordinator.config.checkpoint.start,
-                    parts=tuple(part for _, part in sorted(self._parts.items())),
-                ),
-            )
-        )
+        step = coordinator.progress.committed
+        coordinator.outgoing.put(seal_of(coordinator, self._folder, step, self._parts, now))
         self._go_on(coordinator, now)
 
     def _go_on(self, coordinator: Coordinator, now: float) -> None:

@@ -1,8 +1,8 @@
 """Checkpoints that know units, not layouts: written by any shape, read by any shape.
 
 Every rank writes the units it is canonical for as one safetensors part; a manifest with checksums,
-written last and renamed into place, makes the parts a checkpoint. Data cursor, learning rate and
-all randomness are functions of the step, so the step is all the manifest has to say about them.
+written last and renamed into place, makes the parts a checkpoint. Learning rate and all randomness
+are functions of seed and step, which the manifest has, beside the data cursor and the ledger.
 Copying and writing are apart: while a run trains, only the copy holds it up.
 """
 
@@ -119,6 +119,12 @@ def read_manifest(folder: Path, *, verify: bool = False) -> Manifest:
         raise CheckpointDamaged(f"{path} is damaged: {error}") from error
     if manifest.format != 1:
         raise CheckpointError(f"{path} has format {manifest.format}; this version reads format 1")
+    samples = manifest.applied_step * manifest.train.global_batch
+    if manifest.next_sample not in (0, samples):
+        raise CheckpointDamaged(
+            f"{path} is damaged: the next sample is {manifest.next_sample}, but "
+            f"{manifest.applied_step} steps have taken {samples}"
+        )
     _check_complete(folder, manifest)
     if verify:
         for part in manifest.parts:

@@ -30,7 +30,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What makes parts a checkpoint. applied_step: optimizer steps its state has seen.
 
     train: the settings that decide the trajectory; a run that continues must have the same, and
-        have the same `checkpoint.start`, which is `origin`.
+        have the same `checkpoint.start`, which is `origin`. Learning rate and all randomness are
+        functions of its seed and of the step.
+    next_sample: the first sample that has not been trained on, 0 where it was not written down.
+    ledger: seconds of the run by bucket when it was sealed.
     """
 
     run: str
@@ -39,4 +42,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     train: TrainConfig
     parts: tuple[Part, ...]
     origin: str = ""
+    next_sample: int = 0
+    ledger: dict[str, float] = {}
     format: int = 1

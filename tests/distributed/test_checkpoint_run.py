@@ -45,6 +45,12 @@ def test_written_while_it_trains_pruned_and_equal_to_the_reference(tmp_path: Pat
     spans = [e for e in made.journal() if isinstance(e, LedgerSpent)]
     assert any(span.bucket == "checkpointing" for span in spans)
     assert len(sealed()) <= 2
+    manifests = [read_manifest(path) for path in sealed()]
+    assert all(one.next_sample == 12 * one.applied_step for one in manifests)
+    assert all(sum(one.ledger.values()) > 0 for one in manifests)
+    written = [event.message for event in made.events("checkpoint_written")]
+    assert f"checkpoint at step {manifests[0].applied_step}: " in written[-1]
+    assert "training stood still" in written[0]
     reference = Reference(config)
     for path in reversed(sealed()):
         manifest = read_manifest(path, verify=True)

@@ -113,6 +113,15 @@ def test_a_damaged_one_is_passed_over_for_the_next_older_and_said_so(
     assert set_aside(write(tmp_path, 30, copy, 3)) == newest.with_name(f"damaged-{newest.name}-2")
 
 
+def test_a_cursor_that_does_not_fit_the_step_is_damage(tmp_path: Path, copy: PartCopy) -> None:
+    write(tmp_path, 10, copy, 3)
+    manifest = write(tmp_path, 20, copy, 3) / checkpoint.MANIFEST
+    manifest.write_text(manifest.read_text().replace('"next_sample": 0', '"next_sample": 321'))
+    begin = find_start(CONFIG, tmp_path)
+    assert begin.start.step == 10
+    assert "the next sample is 321, but 20 steps have taken 320" in begin.damaged
+
+
 def test_what_may_become_readable_again_stays_in_its_place(tmp_path: Path, copy: PartCopy) -> None:
     write(tmp_path, 10, copy, 3)
     later = write(tmp_path, 20, copy, 3)
