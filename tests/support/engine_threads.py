@@ -35,7 +35,7 @@ class Pending:
     event: threading.Event = field(default_factory=threading.Event)
     failed: str = ""
 
-    def wait(self, timeout: timedelta = timedelta()) -> bool:
+    def wait(self, timeout: timedelta = timedelta(seconds=DEADLINE_S)) -> bool:
         if not self.event.wait(timeout.total_seconds()):
             raise RuntimeError("timed out")
         if self.failed:
@@ -176,6 +176,11 @@ class ThreadRank(Rank):
     def _send(self, verdict: str, value: Any) -> None:
         self.on_trap()
 
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
 
 class ThreadPool:
     """What `Cluster` asks of a pool: ranks, here without processes."""
@@ -213,7 +218,11 @@ class ThreadCluster(Cluster):
         super().__init__(ThreadPool(kind), config, slots, dtype=dtype)  # type: ignore[arg-type]
 
     def close(self) -> None:
+        """End the threads and take the ranks apart: autograd's hooks hold what they call in cycles
+        that Python's collector does not see."""
         self._executor.shutdown()
+        for rank in self.ranks.values():
+            rank.close()
 
     def call(self, commands: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         futures = self._run_all(commands)
