@@ -33,6 +33,8 @@ def bench(name: str | None, list_names: bool, full: bool, as_json: bool) -> None
     startup   seconds from `counterpoise up` to the first step and a loaded page
     dashboard 20 viewers of a run of 1,152 GPUs: tick time, core, memory, page switch
               (--full: for half an hour, to see whether memory grows)
+    history   what the History page asks of 1,000 recorded runs
+              (--full: of ten million step rows)
     sync      direct against reshard gradient sync: bytes inside a healthy rack,
               exposed time, and a mixed shape against a uniform one
     units     heads of the busiest slot over the even share, whole and shared by

@@ -14,7 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from runtime.bench import units
+from runtime.bench import history, units
 from runtime.bench.benchmark import Benchmark, Target
 from runtime.bench.drill import lost_steps
 from runtime.bench.leftover import processes_of
@@ -125,8 +125,8 @@ def run_command(*arguments: str) -> Any:
 
 
 def test_names_come_one_a_line() -> None:
-    names = ["parity", "recovery", "startup", "health", "dashboard", "sync", "units"]
-    names += ["peers", "goodput", "cluster"]
+    names = ["parity", "recovery", "startup", "health", "dashboard", "history", "sync"]
+    names += ["units", "peers", "goodput", "cluster"]
     assert run_command("--list").stdout.split() == names
 
 
@@ -169,3 +169,14 @@ def test_units_are_within_two_percent_of_even() -> None:
         "128/30": pytest.approx(5 * 30 / 128),
     }
     assert figures["max_over_even_fractional"].keys() == {"64/7", "128/30"}
+
+
+def test_history_is_asked_of_many_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "NUM_RUNS", 12)
+    monkeypatch.setattr(history, "COMPARED", 1)
+    monkeypatch.setattr(history, "TIMES", 1)
+    monkeypatch.setattr(history, "STEPS_A_RUN", 600)
+    figures = history.measure(lambda _: None)
+    assert (figures["runs"], figures["step_rows"]) == (12, 12 * 600)
+    for target in history.targets(figures):
+        assert figures[target.figure] > 0
