@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from app.figures import loss_and_pace
+from app.line import on_the_line
 from app.lookback import PastRun
 from app.palette import DEGRADED, HEALTHY, NEUTRAL
 from app.tail import StepSeries
@@ -19,7 +20,9 @@ def past_loss(past: PastRun, height: int) -> dict[str, Any]:
         step=past.steps.step,
         loss=past.steps.loss,
         tokens_per_s=past.steps.tokens_per_s,
-        generations=tuple((one.first_step, one.generation, one.cause) for one in past.generations),
+        generations=tuple(
+            (one.first_step, one.generation, one.cause) for one in on_the_line(past.generations)
+        ),
     )
     return loss_and_pace(series, 0.0, height)
 

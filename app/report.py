@@ -11,6 +11,7 @@ from html import escape
 
 import numpy as np
 
+from app.line import on_the_line
 from app.lookback import PastIncidents, PastRun
 from app.palette import BOOSTED, BUCKET_LOOKS, HEALTHY, PART_LOOKS
 from app.svg import Line, bar, line_chart
@@ -134,7 +135,10 @@ def _charts(past: PastRun) -> str:
     steps = past.steps
     if not len(steps):
         return "<p>No step is recorded.</p>"
-    x, marks = steps.step.astype(np.float64), [float(one.first_step) for one in past.generations]
+    x, marks = (
+        steps.step.astype(np.float64),
+        [float(one.first_step) for one in on_the_line(past.generations)],
+    )
     loss = Line(name="loss", colour=BOOSTED, x=x, y=steps.loss)
     pace = Line(name="tokens/s", colour=HEALTHY, x=x, y=steps.tokens_per_s)
     note = f'<p class="soft">Each point is the mean of {seconds(steps.span_s)}.</p>'

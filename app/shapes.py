@@ -119,7 +119,9 @@ def before_rows(
     """The shape a proposal was computed for. A slot that no option would make live is failed."""
     rows = []
     for index, replica in enumerate(before):
-        usable = {slot for one in options if index < len(one.shape) for slot in one.shape[index]}
+        # Where a spare would go, the slot's own GPU is no better for it.
+        own = [one for one in options if index < len(one.shape) and not one.gpus]
+        usable = {slot for one in own for slot in one.shape[index]}
         cells = tuple(
             _planned(gpu, slot in replica.live, replica.mode == "training", False)
             if slot in replica.live or slot in usable

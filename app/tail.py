@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from app.line import on_the_line
 from storage.history.incident_costs import Cost, Pace, costs_of
 from storage.history.incidents import Incident, incidents_of
 from storage.live.port import LiveStore
@@ -135,7 +136,7 @@ class Tail:
             loss=rows[:, 1],
             tokens_per_s=rows[:, 2],
             generations=tuple(
-                (one.first_step, one.generation, one.cause) for one in self.generations
+                (one.first_step, one.generation, one.cause) for one in on_the_line(self.generations)
             ),
         )
 

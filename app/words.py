@@ -17,8 +17,8 @@ ACTION_WORDS: dict[ActionKind, str] = {
     "shrink": "shrink",
     "shrink_boost": "shrink and boost",
     "grow": "grow",
-    "replace": "replace by a spare",
-    "restart": "restart from a checkpoint",
+    "replace": "put a spare into",
+    "restart": "restart the run for",
 }
 
 

@@ -51,7 +51,9 @@ class Followup:
             costs = msgspec.structs.replace(costs, reconfigure_s=statistics.median(self._changes))
         if self._restart_s is not None:
             costs = msgspec.structs.replace(costs, restart_s=self._restart_s)
-        return costs
+        # A live change, until one was measured: no longer than a start, which has to do more.
+        known_s = min(costs.reconfigure_s, costs.restart_s)
+        return msgspec.structs.replace(costs, reconfigure_s=known_s)
 
     def begin(self, proposal: Proposal, generation: int, at: float) -> Outcome:
         """Start to follow `proposal`, whose first step was committed at `at`."""

@@ -64,7 +64,8 @@ def test_its_predicted_cost_is_what_a_start_took() -> None:
     assert outcome is not None
     again = next(o for o in asked(cluster).options if o.kind == "restart")
     assert again.cost_s == pytest.approx(cluster.formed[-1].reconfigure_s, abs=0.01)
-    assert cluster.coordinator.desk.followup.costs.reconfigure_s == 2.0, "that is another matter"
+    costs_now = cluster.coordinator.desk.followup.costs
+    assert costs_now.reconfigure_s <= costs_now.restart_s, "which has to do more"
 
 
 def test_a_broken_replica_restarts_with_what_it_has() -> None:
