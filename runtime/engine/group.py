@@ -157,9 +157,11 @@ class Group:
         """Launch a receive from group rank `peer` into `tensor`."""
         return self._start(lambda: self._backend.recv([tensor], peer, 0))
 
-    def finish_message(self, work: Work) -> None:
-        """Wait for a launched send or receive; raises GenerationAborted."""
-        self._finish(work, on_host=True)
+    def finish_messages(self, works: Sequence[Work]) -> None:
+        """Wait for launched sends and receives; raises GenerationAborted."""
+        self._watch.wait_messages(works)
+        for work in works:
+            self._open.remove(work)
 
     def idle(self) -> bool:
         """Whether dropping the group is free of waiting: nothing is under way."""

@@ -66,11 +66,9 @@ def move_state(
     keeps_layout = old is not None and old.layout.held == fresh.layout.held
     if old is not None and not keeps_layout:
         _copy_kept(old, fresh)
-    for work, message, flow in receives:
-        world.finish_message(work)
+    world.finish_messages([*(work for work, *_ in receives), *(work for work, _ in sends)])
+    for _, message, flow in receives:
         _unpack(fresh, flow, message)
-    for work, _ in sends:
-        world.finish_message(work)
     return Moved(old if old is not None and keeps_layout else fresh, received, sent)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -91,6 +92,37 @@ class Watch:
             work.wait(_SLICE)
         except RuntimeError as error:
             self.peer_lost(error)
+
+    def wait_messages(self, works: Sequence[Work]) -> None:
+        """Wait until sends and receives are done.
+
+        On gloo a wait for a message that runs out of time closes the connections of its group, so
+        it cannot be sliced: a thread waits for all of it, and an abort leaves that thread behind.
+
+        Raises:
+            GenerationAborted: the flag was raised, or a peer is gone.
+        """
+        if self.streamed:
+            for work in works:
+                self.wait(work, on_host=True)
+            return
+        if not works:
+            return
+        done = threading.Event()
+        failure: list[RuntimeError] = []
+
+        def wait_for_all() -> None:
+            try:
+                for work in works:
+                    work.wait()
+            except RuntimeError as error:
+                failure.append(error)
+            done.set()
+
+        threading.Thread(target=wait_for_all, name="messages", daemon=True).start()
+        self.wait_event(done)
+        if failure:
+            self.peer_lost(failure[0])
 
     def wait_event(self, event: threading.Event) -> None:
         """Wait until `event` is set by a local thread; raises GenerationAborted on abort."""
