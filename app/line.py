@@ -1,4 +1,4 @@
-"""Which generations are part of a run's line: one that went back to a checkpoint left some. Pure."""
+"""Which generations make up a run's line: one that went back to a checkpoint left some. Pure."""
 
 from __future__ import annotations
 

@@ -66,6 +66,13 @@ class _StopAsked(msgspec.Struct, frozen=True):
     reason: str
 
 
+class _CheckpointWanted(msgspec.Struct, frozen=True):
+    """To be found once all that was decided before is carried out."""
+
+
+_Event = tuple[int, m.FromAgent] | _HostGone | _CommandArrived | _StopAsked | _CheckpointWanted
+
+
 class Controller:
     """Runs one training run to its end; takes over one that an earlier controller left running.
 
@@ -101,9 +108,7 @@ class Controller:
         self._outbox = Outbox(home / "journal", run=run, store=store)
         self._archive = Archive(home)
         self._archived_at = 0.0
-        self._events: queue.SimpleQueue[
-            tuple[int, m.FromAgent] | _HostGone | _CommandArrived | _StopAsked
-        ] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._channels: dict[str, tuple[int, Channel]] = {}
         self._lost_at: dict[str, float] = {}
         self._stop = threading.Event()
@@ -206,9 +211,7 @@ class Controller:
         self._archived_at = now
         self._archive.save_memory(remember(self.coordinator, self._position))
 
-    def _take(
-        self, event: tuple[int, m.FromAgent] | _HostGone | _CommandArrived | _StopAsked, now: float
-    ) -> list[Instruction]:
+    def _take(self, event: _Event, now: float) -> list[Instruction]:
         if isinstance(event, tuple):
             instructions = self.coordinator.handle(event[1], now)
             if not isinstance(event[1], m.Pulse):
@@ -218,6 +221,8 @@ class Controller:
             if self._channels.get(event.host, (0, None))[0] == event.channel_id:
                 self._lost_at[event.host] = now
             return []
+        if isinstance(event, _CheckpointWanted):
+            return self._find_checkpoint()
         if isinstance(event, _StopAsked):
             if self._stop_asked:
                 self.coordinator.end_now(event.reason, now)
@@ -252,7 +257,7 @@ class Controller:
             elif isinstance(instruction, Seal):
                 self._seal(instruction)
             elif isinstance(instruction, FindCheckpoint):
-                self._find_checkpoint()
+                self._events.put(_CheckpointWanted())
             else:
                 self._finished = instruction
 
@@ -270,10 +275,10 @@ class Controller:
         self.coordinator.event("checkpoint_written", "info", instruction.told, self._clock())
         self._carry_out(self.coordinator.outgoing.take())
 
-    def _find_checkpoint(self) -> None:
+    def _find_checkpoint(self) -> list[Instruction]:
         start, word = find_fallback(self._checkpoints, self.coordinator.start)
         self.coordinator.fallback.found(self.coordinator, start, word, self._clock())
-        self._carry_out(self.coordinator.outgoing.take())
+        return self.coordinator.outgoing.take()
 
     def _publish_proposal(self, publish: Publish) -> None:
         proposal = publish.proposal
