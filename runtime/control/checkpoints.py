@@ -108,10 +108,17 @@ class Checkpoints:
             order = m.Save(generation=pending.generation, folder=pending.folder, step=pending.step)
             coordinator.order(order, host)
 
-    def heard(self, coordinator: Coordinator, message: m.Copied | m.Saved, now: float) -> None:
-        """A rank has copied its part, or it is on disk, or cannot be written."""
+    def heard(
+        self,
+        coordinator: Coordinator,
+        message: m.Copied | m.Saved | m.CheckpointRefused,
+        now: float,
+    ) -> None:
+        """A rank has copied its part, or it is on disk, or one cannot be written or read."""
         pending = self._pending
-        if isinstance(message, m.Copied):
+        if isinstance(message, m.CheckpointRefused):
+            coordinator.fallback.refused(coordinator, message, now)
+        elif isinstance(message, m.Copied):
             if pending is not None and message.step == pending.step:
                 coordinator.progress.ledger.stalled(message.seconds)
                 pending.stalled_s = max(pending.stalled_s, message.seconds)

@@ -111,7 +111,7 @@ class Coordinator:
             self._on_parked(message, now)
         elif isinstance(message, m.Entered):
             self._on_entered(message, now)
-        elif isinstance(message, m.Copied | m.Saved):
+        elif isinstance(message, m.Copied | m.Saved | m.CheckpointRefused):
             self.checkpoints.heard(self, message, now)
         elif isinstance(message, m.StepDone | m.StepRefused):
             self._on_step(message, now)

@@ -27,10 +27,12 @@ HOW_TO_AVOID = (
 
 
 class Fallback:
-    """Brings one run back. waits: why nothing trains, "" when it does."""
+    """Brings one run back. waits: why nothing trains, "" when it does. distrusted: why the present
+    beginning is none, "" when it is."""
 
     def __init__(self) -> None:
         self.waits = ""
+        self.distrusted = ""
         self._why = ""
         # Whether it is known what to go on from, and with which GPUs that was tried in vain.
         self._ready = False
@@ -39,7 +41,7 @@ class Fallback:
 
     def begin(self, coordinator: Coordinator, why: str, now: float, *, lost: bool) -> None:
         """The next generation cannot be formed of what lives. lost: some of the state is gone."""
-        self._why, self._tried = why, coordinator.fleet.living
+        self._why, self._tried, self.distrusted = why, coordinator.fleet.living, ""
         if coordinator.phase != "restoring":
             self._began_at = now
             coordinator.set_phase("restoring", now)
@@ -49,6 +51,12 @@ class Fallback:
         self._ready = lives or generations.previous is None
         if not self._ready:
             coordinator.outgoing.put(FindCheckpoint())
+
+    def refused(self, coordinator: Coordinator, told: m.CheckpointRefused, now: float) -> None:
+        """What the generation begins at cannot be trusted after all: look for another."""
+        if told.generation == coordinator.number and coordinator.phase in ("entering", "leaving"):
+            self.distrusted = f"{told.gpu}: {told.reason}"
+            coordinator.retry_generation(self.distrusted, now)
 
     def restart(self, coordinator: Coordinator, now: float) -> None:
         """The ranks' state at this boundary is on disk, if all went well: look, then replace

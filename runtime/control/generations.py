@@ -60,9 +60,12 @@ class Generations:
         """Make the next generation's plan the present one; returns it and the bytes that move.
 
         Raises:
-            StateLost: some unit of the newest state has no holder among the members.
+            StateLost: some unit of the newest state has no holder among the members, or the
+                checkpoint to begin at cannot be trusted.
             PlanError: no replica trains.
         """
+        if coordinator.fallback.distrusted:
+            raise StateLost(coordinator.fallback.distrusted)
         standings = {v.gpu: v.standing for v in coordinator.fleet if v.standing is not None}
         trusted = {gpu: one for gpu, one in standings.items() if gpu not in self._distrusted}
         try:

@@ -131,6 +131,14 @@ class Saved(_Message, frozen=True, kw_only=True, tag="saved"):
     folder: str = ""
 
 
+class CheckpointRefused(_Message, frozen=True, kw_only=True, tag="checkpoint_refused"):
+    """The checkpoint that `generation` begins at cannot be read or trusted on this rank."""
+
+    gpu: str
+    generation: int
+    reason: str
+
+
 class WorkerFailed(_Message, frozen=True, kw_only=True, tag="worker_failed"):
     """The worker met an error it cannot go on from; it exits right after."""
 
@@ -270,7 +278,16 @@ class DeviceSpeed(_Message, frozen=True, kw_only=True, tag="device_speed"):
 
 
 FromWorker = (
-    WorkerReady | Pulse | Entered | StepDone | StepRefused | Parked | Copied | Saved | WorkerFailed
+    WorkerReady
+    | Pulse
+    | Entered
+    | StepDone
+    | StepRefused
+    | Parked
+    | Copied
+    | Saved
+    | CheckpointRefused
+    | WorkerFailed
 )
 FromAgent = (
     FromWorker | AgentHello | CapsSet | CapsReturned | Observed | SourceChanged | WorkerExited

@@ -23,7 +23,7 @@ import torch
 from runtime.config import Config
 from runtime.control import messages as m
 from runtime.control.channel import Channel
-from runtime.engine.checkpoint import PartCopy, write_part
+from runtime.engine.checkpoint import CheckpointError, PartCopy, write_part
 from runtime.engine.engine import Engine
 from runtime.engine.fail_points import FailPoints
 from runtime.engine.finite import NotFinite
@@ -156,6 +156,10 @@ class Worker:
                     step=error.step,
                     seen=_seen(plan, error.seen),
                 )
+            )
+        except CheckpointError as error:
+            self._send(
+                m.CheckpointRefused(gpu=self._gpu, generation=plan.generation, reason=str(error))
             )
         except GenerationAborted:
             _LOG.info("%s left generation %d", self._gpu, plan.generation)

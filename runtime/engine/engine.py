@@ -15,7 +15,13 @@ from pathlib import Path
 import torch
 
 from runtime.config import Config
-from runtime.engine.checkpoint import PartCopy, copy_part, load_units, read_manifest
+from runtime.engine.checkpoint import (
+    PartCopy,
+    copy_part,
+    load_units,
+    read_manifest,
+    verify_parts,
+)
 from runtime.engine.data import Text
 from runtime.engine.entry import (
     Seat,
@@ -134,6 +140,7 @@ class Engine:
             GenerationAborted: aborted, or a member did not come or is gone.
             DigestMismatch: members disagree on plan, configuration, text or applied steps.
             PlanError: a unit that nobody holds, or this GPU is no member.
+            CheckpointError: the checkpoint to begin at cannot be read or trusted.
         """
         model = self._config.model
         seat = find_seat(model, plan, self._gpu)
@@ -292,7 +299,10 @@ class Engine:
         if not plan.sources:
             if plan.checkpoint:
                 folder = Path(plan.checkpoint)
-                load_units(folder, read_manifest(folder), fresh)
+                manifest = read_manifest(folder)
+                # It was whole when it was chosen; on this host, and now, it must be so too.
+                verify_parts(folder, manifest, world.rank, world.size)
+                load_units(folder, manifest, fresh)
             else:
                 fresh.initialise(self._config.model, self._config.train.seed)
             return Moved(fresh, 0, 0)

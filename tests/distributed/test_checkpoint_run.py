@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -13,8 +14,9 @@ from runtime.engine.checkpoint import checkpoints_by_age, read_full, read_manife
 from runtime.engine.hugging_face import export_llama
 from runtime.engine.llama_import import import_llama
 from runtime.engine.reference import Reference
-from runtime.engine.resume import find_start
-from storage.records import LedgerSpent
+from runtime.engine.resume import Beginning, find_start
+from runtime.plan.manifest import Start
+from storage.records import LedgerSpent, StepCommitted
 from tests.support.control_run import run_config, trial
 
 pytestmark = pytest.mark.timeout(120)
@@ -101,3 +103,32 @@ def test_a_run_trains_from_imported_weights(tmp_path: Path) -> None:
     # What it leaves is its own: the next run goes on from that.
     start, word, _ = find_start(with_train(config, steps=0), home.parent)
     assert (start.step, "continues run" in word) == (8, True)
+
+
+def test_damage_after_it_was_chosen_is_met_by_the_ranks_and_costs_no_process(
+    tmp_path: Path,
+) -> None:
+    config = msgspec.structs.replace(
+        run_config(2, 1, step_s=0.1, steps=18), checkpoint=CheckpointConfig(every_steps=4, keep=2)
+    )
+    first, second = tmp_path / "runs" / "r1", tmp_path / "r2"
+    for home in (first, second):
+        home.mkdir(parents=True)
+    with trial(config, first) as made:
+        made.run.join(30.0)
+    shutil.copytree(first / "checkpoint", second / "checkpoint")
+    config = with_train(config, steps=22)
+    newest, older = checkpoints_by_age([*(second / "checkpoint").iterdir()])
+    begin = Beginning(Start(checkpoint=str(newest), run="r1", step=18))
+    part = next(newest.glob("*.safetensors"))
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    with trial(config, second, begin=begin) as made:
+        made.run.join(30.0)
+    assert "its checksum differs" in made.events("run_rolled_back")[0].message
+    assert newest.with_name(f"damaged-{newest.name}").is_dir()
+    assert not made.events("gpu_failed")
+    step = read_manifest(older).applied_step
+    steps = [entry for entry in made.journal() if isinstance(entry, StepCommitted)]
+    assert [one.step for one in steps] == list(range(step, 22))
+    undisturbed = made._undisturbed(22)[step:]
+    assert [one.loss for one in steps] == pytest.approx(undisturbed, rel=1e-4)
