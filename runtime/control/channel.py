@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import threading
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import (
@@ -99,9 +100,18 @@ def admit(connection: Connection, key: bytes) -> Channel:
     except (AuthenticationError, OSError, EOFError):
         connection.close()
         raise
+    _send_at_once(connection)
     return Channel(connection)
 
 
 def connect(host: str, port: int, key: bytes) -> Channel:
     """Connect to a controller. Raises OSError or AuthenticationError."""
-    return Channel(Client((host, port), family="AF_INET", authkey=key))
+    connection = Client((host, port), family="AF_INET", authkey=key)
+    _send_at_once(connection)
+    return Channel(connection)
+
+
+def _send_at_once(connection: Connection) -> None:
+    """Not hold small messages back until the last is acknowledged: 40 ms in every change."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
