@@ -28,6 +28,7 @@ from storage.records import (
     RecordError,
     Resume,
     SetBudget,
+    SetPolicy,
     Stop,
     Trigger,
 )
@@ -111,6 +112,39 @@ class Commands:
                 via=self._author.via,
                 replica=replica,
                 kind=kind,
+                reason=reason,
+            ),
+        )
+
+    def undo(self, command: str, proposal: Proposal, reason: str) -> CommandResult:
+        """Ask for the inverse of an applied proposal."""
+        return self._send(
+            proposal.run,
+            Trigger(
+                id=command,
+                at=self._clock(),
+                who=self._author.who,
+                via=self._author.via,
+                replica=proposal.replica,
+                kind=proposal.kind,
+                reason=reason,
+                undoes=proposal.id,
+            ),
+        )
+
+    def set_policy(
+        self, command: str, run: str, changes: dict[str, str], revision: int, reason: str
+    ) -> CommandResult:
+        """Change the policy; `changes` and `revision` as in `SetPolicy`."""
+        return self._send(
+            run,
+            SetPolicy(
+                id=command,
+                at=self._clock(),
+                who=self._author.who,
+                via=self._author.via,
+                changes=changes,
+                revision=revision,
                 reason=reason,
             ),
         )

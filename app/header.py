@@ -11,7 +11,6 @@ import streamlit as st
 
 from app import access, context
 from app.components.registry import mount
-from app.palette import STATUS_LOOKS
 from app.queries import LiveSnapshot
 from app.shapes import status_look
 from app.words import bare_device, number
@@ -65,7 +64,8 @@ def nothing_runs(down: str) -> None:
 
 
 def _selector(runs: list[RunState], selected: str | None) -> None:
-    names = {run.run: f"{run.name} ({STATUS_LOOKS[run.status].word}, {run.run})" for run in runs}
+    # Without the status: a label that changes under the browser is taken for another choice.
+    names = {run.run: f"{run.name} ({run.run})" for run in runs}
     if selected and selected not in names:
         names[selected] = selected
     order = list(names)

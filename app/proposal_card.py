@@ -10,9 +10,11 @@ from typing import Any
 import streamlit as st
 
 from app import context
+from app.commands import Author
 from app.components.parts import Column, Row, shape_strip, table
 from app.components.registry import mount
 from app.palette import PROPOSAL_LOOKS
+from app.rights import why_not_approve
 from app.shapes import after_rows, before_rows
 from app.words import ACTION_WORDS, number, percent, seconds, split_title
 from storage.records import Option, Proposal, ProposalState
@@ -30,7 +32,7 @@ OPTION_COLUMNS = (
 
 def card_head(proposal: Proposal, key: str) -> None:
     """What, why, evidence, countdown and life."""
-    mount("card", head_data(proposal, context.author().who, time.time()), f"card_{key}")
+    mount("card", head_data(proposal, context.author(), time.time()), f"card_{key}")
 
 
 def card_line(proposal: Proposal, key: str) -> None:
@@ -40,8 +42,11 @@ def card_line(proposal: Proposal, key: str) -> None:
         f"step time {seconds(option.step_s)}, {number(option.tokens_per_s)} tokens/s, "
         f"goodput {percent(option.goodput)}, pause {seconds(option.cost_s)}"
     )
-    data = head_data(proposal, context.author().who, time.time())
-    short = {"compact": True, "facts": [["predicted", effect]]}
+    data = head_data(proposal, context.author(), time.time())
+    facts = [["predicted", effect]]
+    if proposal.approvals:
+        facts.append(["approvals", proposal.progress])
+    short = {"compact": True, "facts": facts}
     mount("card", data | short, f"line_{key}")
 
 
@@ -110,14 +115,20 @@ def _option_cells(title: Any, option: Option) -> tuple[Any, ...]:
     )
 
 
-def head_data(proposal: Proposal, who: str, now: float) -> dict[str, Any]:
+def head_data(proposal: Proposal, author: Author, now: float) -> dict[str, Any]:
     """Data of the card component."""
     look = PROPOSAL_LOOKS[proposal.state]
     waits = proposal.state == "open"
     facts = [["computed for", f"generation {proposal.generation}, revision {proposal.revision}"]]
     if waits:
         facts[0][1] += "; it can be approved only while that generation stands"
-        facts.append(["who may decide", f"anyone who can open this page, as {who} (local mode)"])
+        facts.append(["who may decide", _deciders(proposal, author)])
+    if proposal.ruling:
+        facts.append(["policy", proposal.ruling.removeprefix("policy: ")])
+    if proposal.asked_by:
+        facts.append(["asked for by", proposal.asked_by])
+    if proposal.undoes:
+        facts.append(["takes back", proposal.undoes])
     if proposal.decided_by:
         facts.append(["decided by", proposal.decided_by])
     return {
@@ -125,14 +136,45 @@ def head_data(proposal: Proposal, who: str, now: float) -> dict[str, Any]:
         "cause": proposal.cause,
         "look": look.data(),
         "life": life(proposal.state),
-        "why": proposal.state_reason,
+        "why": proposal.state_reason or (waits and proposal.barred and _barred(proposal)) or "",
         "evidence": [list(one) for one in proposal.evidence],
+        "evidence_until": _evidence_until(proposal) if waits else 0,
+        "approvals": _approvals(proposal),
         "created_at": proposal.created_at,
         "expires_at": proposal.expires_at if waits else 0,
         "auto_at": proposal.auto_at if waits else None,
         "facts": facts,
         "now": now,
     }
+
+
+def _deciders(proposal: Proposal, author: Author) -> str:
+    several = f"{proposal.approvals_needed} different people of " if proposal.progress else ""
+    why = why_not_approve(proposal, author)
+    you = why or f"you may, as {author.who} ({author.role})"
+    return f"{several}the role {proposal.decider} or higher; {you}"
+
+
+def _barred(proposal: Proposal) -> str:
+    return f"Nobody can approve it now: {proposal.barred}."
+
+
+def _evidence_until(proposal: Proposal) -> float:
+    """Until when its evidence carries an approval (epoch seconds), 0 when for ever."""
+    limit_s = proposal.evidence_max_age_s
+    return proposal.evidence_at + limit_s if limit_s > 0 else 0.0
+
+
+def _approvals(proposal: Proposal) -> dict[str, Any] | None:
+    """How many of how many, by whom and when; None where one is enough."""
+    if not proposal.progress:
+        return None
+    short = [split_title(proposal.options[one.option].title)[0] for one in proposal.approvals]
+    given = [
+        [one.at, f"{one.who}: {title}{f' ({one.reason})' if one.reason else ''}"]
+        for one, title in zip(proposal.approvals, short, strict=True)
+    ]
+    return {"count": f"{len(given)} of {proposal.approvals_needed}", "given": given}
 
 
 def life(state: ProposalState) -> list[list[str]]:

@@ -52,12 +52,12 @@ def run_controls(state: RunState) -> None:
         if column.button(
             f"{label}…", key=f"run_{label.lower()}", width="stretch", disabled=bool(lacks[-1])
         ):
-            _confirm(state.run, kind, mint())
+            _confirm(state.run, state.name, kind, mint())
     if any(lacks):
         columns[2].caption(next(filter(None, lacks)))
 
 
-def _confirm(run: str, kind: Kind, command: str) -> None:
+def _confirm(run: str, name: str, kind: Kind, command: str) -> None:
     label, effect = WORDS[kind]
 
     @st.dialog(f"{label} the run")
@@ -71,6 +71,7 @@ def _confirm(run: str, kind: Kind, command: str) -> None:
             reason = str(st.session_state.get(typed, "")).strip()
             return context.commands().ask(command, run, kind, reason)
 
-        buttons(label, command, run, f"{label.lower()} the run", send)
+        ends = name if kind is Stop else ""
+        buttons(label, command, run, f"{label.lower()} the run", send, name=ends)
 
     dialog()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import streamlit as st
 
 from app import context, dialogs, header
 from app.commands import explain, mint
 from app.components.parts import Column, Row, copy_link, heading, table
+from app.policy_panel import policy_panel
 from app.proposal_card import card_body, card_head
 from app.queries import LiveSnapshot
+from app.rights import why_not_approve, why_not_decide
 from app.run_controls import run_controls
 from app.tables import proposal_table
 from app.words import ACTION_WORDS
-from storage.records import ActionKind, Decide, Proposal, RunState, Trigger
+from storage.records import ActionKind, Proposal, RunState, Trigger
 
 # What a person may ask for; the planner answers with a proposal or says why not
 TRIGGERS: tuple[ActionKind, ...] = (
@@ -59,6 +63,8 @@ def _proposals() -> None:
             card_body(proposal, snapshot.state.global_batch, proposal.id)
             if proposal.state == "open":
                 _decide(proposal)
+            elif _can_be_undone(proposal, snapshot.proposals):
+                _undo(proposal)
     _requests(snapshot)
 
 
@@ -81,18 +87,39 @@ def _closed_at(proposal: Proposal) -> float:
 
 
 def _decide(proposal: Proposal) -> None:
-    lacks = context.lacks(Decide)
+    author = context.author()
+    lacks, bars = why_not_decide(proposal, author), why_not_approve(proposal, author)
     approve, reject, why = st.columns([1, 1, 3], vertical_alignment="center")
     if approve.button(
         "Approve…",
         key=f"approve_{proposal.id}",
         type="primary",
         width="stretch",
-        disabled=bool(lacks),
+        disabled=bool(bars),
     ):
         dialogs.open_approve(proposal)
     if reject.button("Reject…", key=f"reject_{proposal.id}", width="stretch", disabled=bool(lacks)):
         dialogs.open_reject(proposal)
+    if bars:
+        why.caption(bars)
+
+
+def _can_be_undone(proposal: Proposal, known: Sequence[Proposal]) -> bool:
+    """Whether it is the last that was applied to its replica, and nothing waits there."""
+    own = [one for one in known if one.replica == proposal.replica]
+    applied = max(
+        (one for one in own if one.state == "applied"),
+        key=lambda one: one.decided_at or 0.0,
+        default=None,
+    )
+    return applied is proposal and all(one.is_final for one in own)
+
+
+def _undo(proposal: Proposal) -> None:
+    lacks = context.lacks(Trigger)
+    button, why = st.columns([1, 4], vertical_alignment="center")
+    if button.button("Undo…", key=f"undo_{proposal.id}", width="stretch", disabled=bool(lacks)):
+        dialogs.open_undo(proposal)
     if lacks:
         why.caption(lacks)
 
@@ -124,17 +151,19 @@ def _requests(snapshot: LiveSnapshot) -> None:
 def _trigger(state: RunState) -> None:
     heading("Ask for a proposal")
     replica, action, reason, send = st.columns([1, 1, 2, 1], vertical_alignment="bottom")
-    chosen = replica.selectbox(
-        "Replica", [one.replica for one in state.replicas], key="trigger_replica"
-    )
-    kind = action.selectbox(
+    replica.selectbox("Replica", [one.replica for one in state.replicas], key="trigger_replica")
+    action.selectbox(
         "Action", TRIGGERS, format_func=lambda one: ACTION_WORDS[one], key="trigger_kind"
     )
-    why = reason.text_input("Reason (optional)", key="trigger_reason", max_chars=200)
+    reason.text_input("Reason (optional)", key="trigger_reason", max_chars=200)
     command = st.session_state.setdefault("trigger_command", mint())
 
     def submit() -> None:
-        result = context.commands().trigger(command, state.run, int(chosen), kind, why.strip())
+        # Of the state: what was typed last may come with the click itself.
+        chosen, kind, why = (
+            st.session_state[f"trigger_{name}"] for name in ("replica", "kind", "reason")
+        )
+        result = context.commands().trigger(command, state.run, chosen, kind, why.strip())
         what = f"propose {ACTION_WORDS[kind]}, replica {chosen}"
         dialogs.remember(state.run, command, what, result)
         if result.ok:
@@ -151,6 +180,7 @@ def _trigger(state: RunState) -> None:
 def _controls() -> None:
     state = context.snapshot().state
     if state is not None and state.status not in context.ENDED:
+        policy_panel(state)
         run_controls(state)
 
 

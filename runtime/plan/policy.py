@@ -156,7 +156,9 @@ def rule(
     }[reaction]
     force = in_force(policy, now)
     why = f" ({force.words})" if force.words else ""
-    return Ruling(reaction, auto_at, expires_at, f"policy: {kind} {words}{why}", people, decider)
+    return Ruling(
+        reaction, auto_at, expires_at, f"policy: {_name(kind)} {words}{why}", people, decider
+    )
 
 
 def barred(policy: PolicyConfig, kind: ActionKind, now: float) -> str:
@@ -168,7 +170,11 @@ def barred(policy: PolicyConfig, kind: ActionKind, now: float) -> str:
     if force.mode in _BRAKES:
         why = f" ({force.words})" if force.words else ""
         return f"the policy's mode is {MODE_WORDS[force.mode]}{why}: {MODE_MEANS[force.mode]}"
-    return f"the policy says of {kind}: {ANSWER_WORDS[answer]}"
+    return f"the policy says of {_name(kind)}: {ANSWER_WORDS[answer]}"
+
+
+def _name(kind: ActionKind) -> str:
+    return "shrink and boost" if kind == "shrink_boost" else kind.replace("_", " ")
 
 
 def state_of(policy: PolicyConfig, now: float) -> PolicyState:
