@@ -53,12 +53,12 @@ def layout_for(
         if (count := num_turns(num_units(model, family), len(alive), samples)) > 1
     }
     if train.fractional == "on":
-        return share_out(model, home, whole, sorted(alive), turns)
+        return share_out(model, home, holders, whole, sorted(alive), turns)
     best, least = whole, _busiest(model, train.seq_len, whole) * (1 - _LEAST_GAIN)
     for families in (["attention"], ["mlp"], ["attention", "mlp"]):
         if turns.keys() >= set(families):
             chosen = {family: turns[family] for family in families}
-            shared = share_out(model, home, whole, sorted(alive), chosen)
+            shared = share_out(model, home, holders, whole, sorted(alive), chosen)
             busiest = _busiest(model, train.seq_len, shared)
             if busiest <= least:
                 best, least = shared, busiest * (1 - _ALIKE)
@@ -90,23 +90,28 @@ def num_turns(units: int, slots: int, samples: int) -> int:
 def share_out(
     model: ModelConfig,
     home: Holders,
+    now: Holders,
     whole: Holders,
     live: Sequence[int],
     turns: Mapping[str, int],
 ) -> Holders:
     """`whole` with the remainder of every family in `turns` split in that many turns.
 
-    Slots with a unit more than others give it up, a guest before a unit at home. Every turn goes to
-    the slots that have had fewest, of those to one that holds the unit already.
+    now: the layout that it is reached from.
+
+    Slots with a unit more than others give it up, a guest before a unit at home, one that is shared
+    already before another. Every turn goes to
+    the slots that have had fewest, of those to one that holds the unit already or did so till now.
     """
     shared = {family: whole[family] for family in STORED_FAMILIES}
     for family, count in turns.items():
         owners = Counter(whole[family])
         base = min(owners[slot] for slot in live)
+        there = list(zip(*rota(now, family), strict=True))
         given = [
             max(
                 (unit for unit, owner in enumerate(whole[family]) if owner == slot),
-                key=lambda unit, slot=slot: (home[family][unit] != slot, unit),  # type: ignore[misc]
+                key=lambda u, slot=slot: (home[family][u] != slot, len(set(there[u])), u),  # type: ignore[misc]
             )
             for slot in live
             if owners[slot] > base
@@ -119,7 +124,13 @@ def share_out(
             for unit in given:
                 heir = min(
                     free,
-                    key=lambda s, u=unit: (taken[s], s not in holding[u], copies[s], s),  # type: ignore[misc]
+                    key=lambda s, u=unit: (  # type: ignore[misc]
+                        taken[s],
+                        s not in holding[u],
+                        s not in there[u],
+                        copies[s],
+                        s,
+                    ),
                 )
                 free.discard(heir)
                 row[unit] = heir

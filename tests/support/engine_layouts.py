@@ -49,7 +49,7 @@ def shared_layout(
     """The takeover layout with what does not divide evenly split in `turns`; 1: not split."""
     whole = takeover(model, home, now, live)
     uneven = [family for family in SHAREABLE if turns > 1 and num_units(model, family) % len(live)]
-    return share_out(model, home, whole, sorted(live), dict.fromkeys(uneven, turns))
+    return share_out(model, home, home, whole, sorted(live), dict.fromkeys(uneven, turns))
 
 
 def mixed_plan(

@@ -172,6 +172,33 @@ def test_more_turns_than_samples_are_not_asked_for() -> None:
     config = model(64, 8)
     home = home_holders(config, 8)
     whole = takeover(config, home, home, range(7))
-    shared = share_out(config, home, whole, range(7), {"attention": 3})
+    shared = share_out(config, home, home, whole, range(7), {"attention": 3})
     assert [len(rota(shared, family)) for family in STORED_FAMILIES] == [3, 1, 1]
     assert len({slot for turn in rota(shared, "attention") for slot in (turn[63],)}) <= 3
+
+
+def test_the_next_shape_is_reached_from_the_present_one_with_fewer_moves() -> None:
+    """Who shares a unit now goes on sharing it where that is as even."""
+    config = model(128, 8, blocks=172)
+    home = home_holders(config, 32)
+    now, moved, regardless = home, 0, 0
+    live = list(range(32))
+    for dead in (5, 17, 29, 11):
+        live.remove(dead)
+        whole = takeover(config, home, now, live)
+        samples = 16
+        turns = {
+            family: num_turns(num_units(config, family), len(live), samples)
+            for family in ("attention", "mlp")
+        }
+        after = share_out(config, home, now, whole, live, turns)
+        moved += received(config, now, after, live)
+        regardless += received(config, now, share_out(config, home, home, whole, live, turns), live)
+        now = after
+    assert moved < 0.95 * regardless
+
+
+def received(config: ModelConfig, before: Holders, after: Holders, live: Sequence[int]) -> int:
+    """Query heads and MLP blocks that slots do not hold yet."""
+    old, new = held_by_slot(config, before, live), held_by_slot(config, after, live)
+    return sum(len(set(new[s][f]) - set(old[s][f])) for s in live for f in ("attention", "mlp"))
