@@ -148,8 +148,7 @@ class Controller:
 
     def run(self) -> Finish:
         """Serve until the run has ended; returns how it ended."""
-        threads = [threading.Thread(target=self._accept_forever, name="accept", daemon=True)]
-        threads[0].start()
+        threading.Thread(target=self._accept_forever, name="accept", daemon=True).start()
         publisher = threading.Thread(
             target=self._outbox.publish_forever,
             args=(self._stop, self._link.write_again if self._link else lambda: None),
@@ -157,13 +156,12 @@ class Controller:
             daemon=True,
         )
         publisher.start()
-        if self._link is not None:
-            threads += self._link.start(self._stop)
+        linked = self._link.start(self._stop) if self._link is not None else []
         self._begin(self._clock())
         try:
             self._serve()
         finally:
-            self._close(publisher)
+            self._close([publisher, *linked])
         assert self._finished is not None
         return self._finished
 
@@ -341,7 +339,7 @@ class Controller:
     def _take_command(self, position: str, command: Command | None) -> None:
         self._events.put(_CommandArrived(position, command))
 
-    def _close(self, publisher: threading.Thread) -> None:
+    def _close(self, threads: list[threading.Thread]) -> None:
         self._publish_snapshot(self._clock())
         if self._link is not None:
             self._outbox.flush(FLUSH_S, threading.Event())
@@ -350,7 +348,9 @@ class Controller:
             except Exception as error:  # noqa: BLE001 - the run has ended; say so and go
                 _LOG.warning("the last state could not be published: %s", error)
         self._stop.set()
-        publisher.join(timeout=2.0)
+        # Whoever gave us the stores closes them next: nobody may be reading any more.
+        for thread in threads:
+            thread.join(timeout=2.0)
         self._listener.close()
         self._outbox.close()
 
