@@ -91,7 +91,7 @@ def test_runs_are_compared_noted_and_sent(page: Page, dashboard: Dashboard, tmp_
     table = page.get_by_role("table", name="Runs", exact=True)
     expect(table.locator("tbody tr").first).to_contain_text("golden-2")
     expect(table).to_contain_text("baseline")
-    page.get_by_text("Tokens", exact=True).click()
+    page.get_by_role("radiogroup", name="By").get_by_text("Tokens").click()
     expect(page.get_by_text("million tokens committed")).to_be_visible()
 
     page.goto(f"{dashboard.url}/history?run=golden-1")
