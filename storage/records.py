@@ -145,7 +145,7 @@ class RunState(_Record, frozen=True, kw_only=True):
 
     step: optimizer steps committed. ideal_step_s: step time of the fully healthy run (baseline of
     goodput). ledger: bucket -> seconds, adds up to wall_s. policy: as shown in the header;
-    policy_state: all of it.
+    policy_state: all of it. moved_bytes: of state between GPUs, to form the generation.
     """
 
     run: str
@@ -172,6 +172,7 @@ class RunState(_Record, frozen=True, kw_only=True):
     status_reason: str = ""
     policy: str = "act with approval"
     policy_state: PolicyState | None = None
+    moved_bytes: int = 0
     ended_at: float | None = None
     schema: int = SCHEMA
 

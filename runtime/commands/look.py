@@ -41,7 +41,8 @@ def status(run_id: str, as_json: bool) -> None:
     loss = f"{state.loss:.4f}" if state.loss is not None else "-"
     click.echo(
         f"step {state.step}  loss {loss}  {state.tokens_per_s:,.0f} tokens/s  "
-        f"{state.step_s:.2f} s/step  generation {state.generation}"
+        f"{state.step_s:.2f} s/step  generation {state.generation}, "
+        f"{state.moved_bytes / 1e6:.2f} MB of state moved for it"
     )
     click.echo(
         f"goodput: time {state.time_goodput:.1%}, tokens {state.token_goodput:.1%} "

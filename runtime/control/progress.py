@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from runtime.config import Config
 from runtime.control.holdings import Units, told
-from runtime.control.instructions import Finish, Outgoing, Record
+from runtime.control.instructions import Finish, Outgoing, Record, event_of
 from runtime.control.messages import StepDone
 from runtime.layout.units import num_parameters
 from runtime.plan.generation import NOT_FINITE, GenerationPlan
@@ -147,6 +147,7 @@ class Progress:
             replay.tokens += entry.tokens
             replay.open_steps.clear()
         elif isinstance(entry, GenerationFormed):
+            self._moved = entry.bytes_moved
             replay.healthy = all(
                 r.mode == "training" and len(r.live) == len(r.gpus) for r in entry.replicas
             )
@@ -213,6 +214,14 @@ class Progress:
         self.last_commit_at = now
         self._moved = bytes_moved
         self._recent.clear()
+        if bytes_moved:
+            text = (
+                f"generation {plan.generation} moves {bytes_moved / 1e6:.2f} MB of parameters and "
+                "optimizer state between GPUs"
+            )
+            self._outgoing.put(
+                event_of(self._run, plan.generation, "state_moved", "info", text, now)
+            )
 
     def step_committed(
         self, plan: GenerationPlan, done: StepDone, change: Change, *, waiting: bool
@@ -366,6 +375,7 @@ class Progress:
             ledger={k: v for k, v in self.ledger.totals(until).items() if v > 0},
             wall_s=self.ledger.wall_s(until),
             loss=last.loss if last else None,
+            moved_bytes=self._moved,
             tokens_per_s=self.tokens_per_step / step_s if moving and step_s > 0 else 0.0,
             step_s=step_s,
             ideal_step_s=ideal,

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from runtime.control.situations import situation_of
+from runtime.layout.move import move_plan
 from runtime.layout.units import STORED_FAMILIES, num_units, rota
 from runtime.plan.generation import GenerationPlan
 from storage.holdings import at_home
@@ -36,6 +37,10 @@ def test_shared_units_in_a_runs_plans_are_those_that_were_predicted() -> None:
     cluster.run_steps(14)
     replica = plan_of(cluster).replicas[0]
     assert replica.holders == predicted
+    moved = move_plan(cluster.config.model, plan_of(cluster)).num_bytes(cluster.config.model)
+    assert moved > 0
+    assert cluster.coordinator.snapshot(cluster.now).moved_bytes == moved
+    assert f"moves {moved / 1e6:.2f} MB" in cluster.events("state_moved")[0].message
     assert {f: len(rota(replica.holders, f)) for f in STORED_FAMILIES} == {
         "attention": 3, "mlp": 3, "vocab": 1,
     }  # fmt: skip
