@@ -6,8 +6,10 @@ the table that docs/measurements.md keeps.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,8 +22,10 @@ from storage.history.database import open_history
 from storage.history.schema import upgrade
 from storage.history.writer import HistoryWriter
 from storage.live.memory import MemoryStore
+from tests.support.endpoints import HttpEndpoint, http_endpoint
 from tests.support.feeder import Feeder
 from tests.support.pages import DESKTOP
+from tests.support.services import wait_until
 from tests.support.up import Up
 
 DEADLINE_MS = 60_000
@@ -62,9 +66,17 @@ def opening(browser: Browser, url: str) -> Iterator[Person]:
 
 
 @pytest.fixture
-def up(tmp_path: Path) -> Iterator[Up]:
+def hook() -> Iterator[HttpEndpoint]:
+    """Where the run's notices go."""
+    with http_endpoint() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def up(tmp_path: Path, hook: HttpEndpoint) -> Iterator[Up]:
     """A run on real workers, and a week of recorded ones beside it."""
     running = Up(tmp_path / "home", "--fresh")
+    running.environment["COUNTERPOISE_NOTIFY_WEBHOOKS"] = hook.url()
     running.home.mkdir(mode=0o700)
     engine = open_history(f"sqlite:///{running.home}/history.db")
     upgrade(engine)
@@ -80,13 +92,20 @@ def up(tmp_path: Path) -> Iterator[Up]:
 
 
 @pytest.mark.timeout(300)
-def test_few_clicks_lead_to_each_answer(up: Up, browser: Browser) -> None:
+def test_few_clicks_lead_to_each_answer(up: Up, browser: Browser, hook: HttpEndpoint) -> None:
     url = up.await_line(r"dashboard +(http://127\.0\.0\.1:\d+)").group(1)
     up.await_line(r"training +first step committed")
     answer = up.cli("fault", "kill", GPU)
     assert answer["ok"], answer
     up.await_line(r"proposal +p1 open")
     answers = [*_which_gpu_and_why(browser, url), *_shrink(browser, url), *_last_week(browser, url)]
+    answer = up.cli("fault", "repair", GPU)
+    assert answer["ok"], answer
+    answers += _from_a_notice(browser, _told(hook, "p2")["url"])
+    assert _told(hook, "p1")["url"].startswith(f"{url}/reconfigure?")
+    metrics = up.await_line(r"metrics +(http\S+)").group(1)
+    with urllib.request.urlopen(metrics, timeout=10) as reply:
+        assert "counterpoise_notices_total" in reply.read().decode()
     for question, clicks, seconds in answers:
         sys.stdout.write(f"{question:52} {clicks} clicks {seconds:6.1f} s\n")
     clicks = {question: num for question, num, _ in answers}
@@ -96,6 +115,7 @@ def test_few_clicks_lead_to_each_answer(up: Up, browser: Browser) -> None:
         "a shrink is approved": 3,
         "the shrink is applied, verified by the runtime": 3,
         "last week's goodput": 3,
+        "a proposal is approved, from the link in a notice": 2,
     }
 
 
@@ -125,6 +145,31 @@ def _shrink(browser: Browser, url: str) -> list[tuple[str, int, float]]:
         person.knows("a shrink is approved")
         expect(page.get_by_text("applied, verified by the runtime").first).to_be_visible()
         person.knows("the shrink is applied, verified by the runtime")
+        return person.answers
+
+
+def _told(hook: HttpEndpoint, proposal: str) -> dict[str, str]:
+    """The notice that `proposal` opened."""
+
+    def found() -> list[dict[str, str]]:
+        sent = [json.loads(post.body) for post in list(hook.posts)]
+        return [
+            one for one in sent
+            if (one["kind"], one["proposal"]) == ("proposal_opened", proposal)
+        ]  # fmt: skip
+
+    wait_until(lambda: bool(found()), 60.0, f"the notice of {proposal}")
+    return found()[0]
+
+
+def _from_a_notice(browser: Browser, url: str) -> list[tuple[str, int, float]]:
+    with opening(browser, url) as person:
+        person.click(person.page.get_by_role("button", name="Approve…"))
+        dialog = person.page.get_by_role("dialog")
+        expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
+        person.click(dialog.get_by_role("button", name="Approve", exact=True))
+        expect(dialog).to_have_count(0)
+        person.knows("a proposal is approved, from the link in a notice")
         return person.answers
 
 

@@ -28,7 +28,9 @@ class Up:
         self.home = home
         self.log = home.parent / f"{home.name}-up.log"
         self._arguments = arguments
-        self._env = {k: v for k, v in os.environ.items() if not k.startswith("COUNTERPOISE_")} | {
+        self.environment = {
+            k: v for k, v in os.environ.items() if not k.startswith("COUNTERPOISE_")
+        } | {
             "COUNTERPOISE_HOME": str(home),
             "PYTHONPATH": str(ROOT),
             **(environment or {}),
@@ -40,7 +42,7 @@ class Up:
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
                 [*command, *self._arguments],
-                env=self._env,
+                env=self.environment,
                 cwd=self.home.parent,
                 stdout=output,
                 stderr=output,
@@ -79,7 +81,7 @@ class Up:
         """Run a command of the shell with --json; its decoded output."""
         done = subprocess.run(
             [sys.executable, "-m", "counterpoise", *arguments, "--json"],
-            env=self._env,
+            env=self.environment,
             cwd=self.home.parent,
             capture_output=True,
             timeout=60,
