@@ -12,6 +12,7 @@ from typing import Any
 
 import streamlit as st
 
+from app.tail import Recent
 from storage.audit import AuditRow
 from storage.history.audit import Verified, list_audit, verify
 from storage.history.counterfactual import AgainstDrop, against_drop
@@ -33,6 +34,7 @@ MAX_POINTS = 2000
 MAX_INCIDENT_EVENTS = 5000
 MAX_PRICED = 100
 CACHE_S = 5.0
+YOUNG_S = 1800.0
 TROUBLES = (HistoryDown, HistoryRejectedError, RecordError)
 
 
@@ -67,6 +69,22 @@ class PastIncidents:
     incidents: tuple[Incident, ...]
     costs: Mapping[str, Cost]
     until: float
+
+
+def with_newest(past: PastIncidents, recent: Recent, until: float) -> PastIncidents:
+    """`past` with what the live store tells beyond it: the recorder, and what is cached here, are
+    some moments behind. Only young incidents: of old ones the live store has no full account.
+
+    until: how far the live store's journal reaches.
+    """
+    found, costs = {one.id: one for one in past.incidents}, dict(past.costs)
+    for one in recent.incidents:
+        held = found.get(one.id)
+        is_news = one.begin > past.until if held is None else held.is_open
+        if is_news and one.begin > until - YOUNG_S and one.id in recent.costs:
+            found[one.id], costs[one.id] = one, recent.costs[one.id]
+    until = max(past.until, until)
+    return PastIncidents(incidents=tuple(found.values()), costs=costs, until=until)
 
 
 @dataclass(frozen=True, kw_only=True)

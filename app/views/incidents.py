@@ -12,7 +12,7 @@ import streamlit as st
 from app import context, header
 from app.components.parts import Tile, heading, linked_heading, tiles
 from app.incident_parts import alternative_table, incident_list, part_table, timeline
-from app.lookback import PastIncidents
+from app.lookback import PastIncidents, with_newest
 from app.notifier_parts import who_is_told
 from app.words import gpu_hours, plural, seconds
 from storage.history.incidents import Incident
@@ -62,7 +62,7 @@ def _source(run: str) -> _Source:
     past = context.lookback().incidents(run)
     live = context.snapshot()
     if past is not None and (past.incidents or not live.recent.incidents):
-        return _Source(past)
+        return _Source(with_newest(past, live.recent, live.updated_at))
     recent = live.recent
     here = PastIncidents(incidents=recent.incidents, costs=recent.costs, until=live.updated_at)
     note = "The history cannot be read now: these are the incidents the live store still knows."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ import pytest
 from app.compare import along, figure, loss_at, rows
 from app.exports import COLUMNS, as_csv, as_parquet
 from app.history_sums import sums_of
-from app.lookback import Lookback, PastRun, RunQuery
+from app.lookback import Lookback, PastIncidents, PastRun, RunQuery, with_newest
+from app.queries import LiveReader
 from app.report import report
 from app.svg import Line, bar, line_chart, short, ticks
 from storage.history.database import open_history
@@ -130,3 +132,28 @@ def test_pictures_survive_nothing_and_nan() -> None:
     assert ticks(0.0, 10.0) == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
     assert short(12_345.0) == "12.3k"
     assert "rect" in bar([("word", "#123456", 1.0)], "label")
+
+
+def test_a_young_incident_is_shown_as_the_live_store_has_it() -> None:
+    feeder = Feeder(MemoryStore(), prefill=20)
+    feeder.begin()
+    feeder.fault("r1/3", "kill")
+    reader = LiveReader(feeder.store)
+    feeder._append_all()
+    feeder._publish()
+    live = reader.read(feeder.run)
+    (incident,) = live.recent.incidents
+    until = live.updated_at
+    behind = replace(incident, moments=incident.moments[:1])
+    past = PastIncidents(incidents=(behind,), costs=live.recent.costs, until=until - 5.0)
+    shown = with_newest(past, live.recent, until)
+    assert shown.incidents == (incident,)
+    assert shown.until == until
+    # The history does not know it yet
+    nothing = PastIncidents(incidents=(), costs={}, until=incident.begin - 1.0)
+    assert with_newest(nothing, live.recent, until).incidents == (incident,)
+    # It is closed there, or so old that the live store has half of it
+    closed = replace(behind, end=until)
+    for kept, now in ((closed, until), (behind, until + 3600.0)):
+        past = PastIncidents(incidents=(kept,), costs={}, until=until)
+        assert with_newest(past, live.recent, now).incidents == (kept,)
