@@ -62,7 +62,10 @@ class Up:
                 raise RuntimeError(f"up ended with {self._process.returncode}: {self.said()}")
             return found
 
-        wait_until(lambda: look() is not None, deadline_s, f"a line like {pattern!r}")
+        try:
+            wait_until(lambda: look() is not None, deadline_s, f"a line like {pattern!r}")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; it said: {self.said()}") from error
         found = look()
         assert found is not None
         return found
