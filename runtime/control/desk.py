@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator
 
 KEPT_EVIDENCE = 20
-# Evidence that is older when a proposal opens is looked at once more, and that is evidence too.
-CONFIRM_AFTER_S = 60.0
+# Evidence that is older than this part of what is allowed when a proposal opens is looked at once
+# more, and that is evidence too.
+CONFIRM_FROM = 0.1
 
 
 class Desk:
@@ -338,7 +339,10 @@ class Desk:
         assert coordinator.plan is not None
         replica = comparison.replica
         evidence = self._evidence.get(replica, [])
-        if not evidence or now - evidence[-1][0] > CONFIRM_AFTER_S:
+        if (
+            not evidence
+            or now - evidence[-1][0] > CONFIRM_FROM * self.policy.policy.evidence_max_age_s
+        ):
             evidence = [*evidence, (now, f"seen now: {standing_words(coordinator, replica)}")]
         proposal = Proposal(
             id=f"p{self.book.num_opened + 1}",

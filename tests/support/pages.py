@@ -72,9 +72,12 @@ def confirm(page: Page, label: str, *, clicks: int = 1) -> None:
     slow = dialog(page).get_by_text("Not sent")
     for _ in range(3):
         button.click(click_count=clicks)
-        services.wait_until(
-            lambda: dialog(page).count() == 0 or slow.count() > 0, 15.0, "the answer to a click"
-        )
+        try:
+            services.wait_until(
+                lambda: dialog(page).count() == 0 or slow.count() > 0, 15.0, "an answer"
+            )
+        except TimeoutError:
+            pytest.fail(f"the dialog stays open and says: {dialog(page).inner_text()}")
         if dialog(page).count() == 0:
             return
     pytest.fail("Redis was too slow three times")

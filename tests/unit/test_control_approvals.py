@@ -174,14 +174,14 @@ def test_a_kind_can_take_an_admin(verdict: str) -> None:
 # evidence ----------------------------------------------------------------------------------------
 
 
-def test_nothing_is_approved_on_evidence_that_is_too_old() -> None:
-    cluster, proposal = waiting(policy=PolicyConfig(evidence_max_age_s=60.0))
-    cluster.run(100.0)
+@pytest.mark.parametrize(("allowed_s", "waited_s"), [(60.0, 100.0), (25.0, 29.0)])
+def test_nothing_is_approved_on_evidence_that_is_too_old(allowed_s: float, waited_s: float) -> None:
+    cluster, proposal = waiting(policy=PolicyConfig(evidence_max_age_s=allowed_s))
+    cluster.run(waited_s)
     result = cluster.decide(proposal)
     assert refused(cluster, "stale")
-    assert "the evidence is too old: the newest was seen 100 s ago, allowed are 60 s" in (
-        result.message
-    )
+    words = f"the newest was seen {waited_s:g} s ago, allowed are {allowed_s:g} s"
+    assert f"the evidence is too old: {words}" in result.message
     assert "The runtime has looked again: p2 proposes 'Shrink replica 0" in result.message
     old, fresh = newest(cluster, proposal), cluster.wait_for_proposal(0)
     assert (old.state, fresh.id) == ("stale", "p2")
