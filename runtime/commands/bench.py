@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from runtime.bench.benchmark import Benchmark
 from runtime.bench.registry import BENCHMARKS
+from runtime.bench.side_by_side import markdown, rows
 from runtime.commands.common import json_option, print_json, print_table
 from runtime.errors import CounterpoiseError, UserError
 
@@ -21,8 +23,15 @@ from runtime.errors import CounterpoiseError, UserError
 @click.argument("name", required=False, metavar="[NAME]")
 @click.option("--list", "list_names", is_flag=True, help="Print the names, one a line.")
 @click.option("--full", is_flag=True, help="The long variant, where there is one.")
+@click.option(
+    "--table",
+    type=click.File(),
+    help="Measure nothing: print the comparison with others from JSON, figures by name.",
+)
 @json_option
-def bench(name: str | None, list_names: bool, full: bool, as_json: bool) -> None:
+def bench(
+    name: str | None, list_names: bool, full: bool, table: TextIO | None, as_json: bool
+) -> None:
     """Measure what was promised, on this machine, with real worker processes.
 
     \b
@@ -53,6 +62,9 @@ def bench(name: str | None, list_names: bool, full: bool, as_json: bool) -> None
         for each in BENCHMARKS:
             click.echo(each)
         return
+    if table is not None:
+        click.echo(markdown(rows(_figures_by_name(table))))
+        return
     if name not in BENCHMARKS:
         given = f"benchmark {name!r} is not known" if name else "which benchmark?"
         raise UserError(f"{given}; there are: {', '.join(BENCHMARKS)}")
@@ -69,6 +81,16 @@ def bench(name: str | None, list_names: bool, full: bool, as_json: bool) -> None
         print_json(figures)
     else:
         _print_figures(benchmark, figures)
+
+
+def _figures_by_name(table: TextIO) -> dict[str, Any]:
+    try:
+        found = json.load(table)
+    except ValueError as error:
+        raise UserError(f"{table.name} is no JSON: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
+        raise UserError(f'{table.name} must hold {{"name of a bench": its figures, ...}}')
+    return found
 
 
 @contextlib.contextmanager
