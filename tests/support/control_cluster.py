@@ -39,6 +39,7 @@ from runtime.plan.generation import GenerationPlan
 from runtime.plan.manifest import Start
 from storage.records import (
     Command,
+    CommandAnswered,
     CommandResult,
     Decide,
     DecisionMade,
@@ -433,7 +434,9 @@ class SimCluster:
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         for one in instructions:
-            late = isinstance(one, Answer) or (isinstance(one, Order) and one.message == m.Quit())
+            answered = isinstance(one, Record) and isinstance(one.entry, CommandAnswered)
+            quits = isinstance(one, Order) and one.message == m.Quit()
+            late = isinstance(one, Answer) or answered or quits
             assert self.finish is None or late, f"{one} after the end"
             if isinstance(one, Order):
                 self.orders.append(one)
