@@ -25,6 +25,8 @@ COMMANDS = {
     "approve": ("runtime.commands.act", "approve"),
     "reject": ("runtime.commands.act", "reject"),
     "trigger": ("runtime.commands.act", "trigger"),
+    "undo": ("runtime.commands.act", "undo"),
+    "policy": ("runtime.commands.policy", "policy"),
     "fault": ("runtime.commands.act", "fault"),
     "power": ("runtime.commands.power", "power"),
     "pause": ("runtime.commands.pause", "pause"),

@@ -110,6 +110,29 @@ def trigger(
 
 
 @click.command()
+@click.argument("proposal_id", metavar="PROPOSAL")
+@click.option("--reason", required=True, help="Why; kept with the proposal.")
+@run_option
+@wait_option
+@json_option
+def undo(proposal_id: str, reason: str, run_id: str, wait_s: float, as_json: bool) -> None:
+    """Ask for the inverse of an applied proposal: it becomes a proposal with its prediction."""
+    store, state = open_active_run(run_id)
+    proposal = _proposal(store, state, proposal_id)
+    command = Trigger(
+        id=uuid.uuid4().hex,
+        at=time.time(),
+        who=who(),
+        via="cli",
+        replica=proposal.replica,
+        kind=proposal.kind,
+        reason=reason,
+        undoes=proposal.id,
+    )
+    ask(store, state, command, wait_s, as_json=as_json)
+
+
+@click.command()
 @click.argument("kind", type=click.Choice(["kill", "hang", "slow", "corrupt", "repair"]))
 @click.argument("gpu", metavar="RACK/SLOT")
 @click.option("--factor", default=2.0, show_default=True, help="How many times slower (slow).")

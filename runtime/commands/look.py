@@ -111,6 +111,9 @@ def _print_proposal(proposal: Proposal, state: RunState) -> None:
     click.echo(f"  cause: {proposal.cause}")
     if proposal.state == "open":
         click.echo(f"  expires in {max(0.0, proposal.expires_at - now):.0f} s")
+        click.echo(f"  evidence: newest seen {ago(proposal.evidence_at, now)}")
+        for line in filter(None, (proposal.ruling, proposal.progress, proposal.barred)):
+            click.echo(f"  {line}")
     if proposal.state_reason:
         click.echo(f"  {proposal.state_reason}")
     print_table(
