@@ -1,7 +1,8 @@
 """Units: how even the work of a reduced replica is with whole units, and with shared ones.
 
 Arithmetic over layouts, no process: the busiest slot's share of the query heads over the even
-share, for 64 heads over 7 of 8 slots and 128 heads over 30 of 32 (the NTP paper's setting).
+share, for 64 heads over 7 of 8 slots and 128 heads over 30 of 32 (the NTP paper's setting); and
+what such layouts need at full scale (`runtime.bench.scale`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from typing import Any
 
 from runtime.bench.benchmark import Benchmark, Figures, Say, Target
+from runtime.bench.scale import measure_scale
 from runtime.config import ModelConfig, TrainConfig
 from runtime.layout.fractional import layout_for, max_over_even
 from runtime.layout.takeover import home_holders, takeover
@@ -71,7 +73,7 @@ def measure(say: Say) -> dict[str, Any]:
     for case in CASES:
         for kind in ("whole", "fractional"):
             figures[_flat(kind, case)] = figures[f"max_over_even_{kind}"][case]
-    return figures
+    return figures | measure_scale(say)
 
 
 def _flat(kind: str, case: str) -> str:
@@ -98,6 +100,9 @@ def targets(_: Figures) -> list[Target]:
         Target(figure=_flat(kind, case), at_most=1.02, why=f"{why} within 2 % of even")
         for kind, why in [("fractional", "heads"), *((each, "all work") for each in work)]
         for case in CASES
+    ] + [
+        Target(figure="groups_whole", at_most=909, why="128 replicas of 72 slots, 16 reduced"),
+        Target(figure="groups_a_rank_whole", at_most=58, why="the same"),
     ]
 
 

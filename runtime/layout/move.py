@@ -8,6 +8,7 @@ lacks it.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.config import ModelConfig
@@ -83,18 +84,18 @@ def _missing(
 
 
 def _candidates(
-    lacking: dict[int, dict[str, list[int]]], owned: dict[int, Held]
-) -> dict[tuple[str, int], list[int]]:
-    """Ranks that hold each wanted unit, ascending."""
+    lacking: dict[int, dict[str, list[int]]], owned: dict[int, Held], racks: Sequence[str]
+) -> dict[tuple[str, int], dict[str, list[int]]]:
+    """Ranks that hold each wanted unit, ascending, by rack."""
     wanted: dict[str, set[int]] = defaultdict(set)
     for families in lacking.values():
         for family, units in families.items():
             wanted[family].update(units)
-    found: dict[tuple[str, int], list[int]] = defaultdict(list)
+    found: dict[tuple[str, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank in sorted(owned):
         for family, absent in wanted.items():
             for unit in absent.intersection(owned[rank][family]):
-                found[family, unit].append(rank)
+                found[family, unit][racks[rank]].append(rank)
     return found
 
 
@@ -116,7 +117,7 @@ def move_plan(model: ModelConfig, plan: GenerationPlan) -> MovePlan:
     lacking = _missing(model, plan, held)
     if not lacking:
         return MovePlan(())
-    holders = _candidates(lacking, {rank_of[gpu]: units for gpu, units in held.items()})
+    holders = _candidates(lacking, {rank_of[gpu]: units for gpu, units in held.items()}, racks)
     size = {family: unit_elements(model, family) for family in FAMILIES}
     sent: dict[int, int] = defaultdict(int)
     flows: dict[tuple[int, int], dict[str, list[int]]] = {}
@@ -128,8 +129,8 @@ def move_plan(model: ModelConfig, plan: GenerationPlan) -> MovePlan:
                     raise PlanError(
                         f"no member holds {family} unit {unit}; {members[dst]} needs it"
                     )
-                near = [rank for rank in able if racks[rank] == racks[dst]]
-                src = min(near or able, key=lambda rank: (sent[rank], rank))
+                near = able.get(racks[dst]) or [rank for ranks in able.values() for rank in ranks]
+                src = min(near, key=lambda rank: (sent[rank], rank))
                 sent[src] += size[family]
                 flows.setdefault((src, dst), {}).setdefault(family, []).append(unit)
     # Both ends of a pair post in the same order, which backends with one channel a pair need.

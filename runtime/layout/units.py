@@ -11,6 +11,7 @@ import math
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from runtime.config import ModelConfig
 from runtime.plan.generation import NO_HOLDER, Holders, turn_key
@@ -82,6 +83,7 @@ def num_parameters(model: ModelConfig) -> int:
     return rows - padded
 
 
+@lru_cache(maxsize=256)
 def unit_elements(model: ModelConfig, family: str) -> int:
     """Parameter elements that one unit of `family` comprises over all layers."""
     return sum(p.row_elements for p in parameters(model) if p.family == family)
