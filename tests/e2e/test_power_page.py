@@ -113,11 +113,15 @@ def _set_budget_on_the_page(page: Page, run: LocalRun) -> None:
 
     opens.click()
     dialog(page).get_by_label("Watts").fill("100")
-    confirm(page, "Set budget")
+    dialog(page).get_by_role("button", name="Set budget", exact=True).click()
     expect(page.get_by_text("400 W or more").first).to_be_visible()
+    if dialog(page).count():
+        dialog(page).get_by_role("button", name="Close", exact=True).last.click()
+    expect(dialog(page)).to_have_count(0)
     expect(page.locator(".tile", has_text="Budget")).to_contain_text("3100 W")
 
     opens.click()
+    expect(dialog(page).get_by_label("Watts")).to_have_count(1)
     dialog(page).get_by_label("Watts").fill("0")
     confirm(page, "Set budget")
     expect(page.locator(".tile", has_text="Budget")).to_contain_text("3500 W")
