@@ -107,17 +107,29 @@ def _away(query: RunQuery) -> None:
 
 def _filters() -> RunQuery:
     search, statuses, period, tag = st.columns([3, 3, 1.5, 1.5])
+    # In the address, so that a search can be kept and sent: ?period=last+week
     text = search.text_input(
-        "Search runs", placeholder="Search by name, id or tag", label_visibility="collapsed"
+        "Search runs",
+        placeholder="Search by name, id or tag",
+        label_visibility="collapsed",
+        key="search",
+        bind="query-params",
     )
     chosen = statuses.multiselect(
-        "Status", STATUSES, placeholder="Any status", label_visibility="collapsed"
+        "Status",
+        STATUSES,
+        placeholder="Any status",
+        label_visibility="collapsed",
+        key="status",
+        bind="query-params",
     )
     since = period.selectbox(
-        "Started", list(PERIODS), label_visibility="collapsed", key="history_period"
+        "Started", list(PERIODS), label_visibility="collapsed", key="period", bind="query-params"
     )
     tags = ["any tag", *context.lookback().tags()]
-    tagged = tag.selectbox("Tag", tags, label_visibility="collapsed", key="history_tag")
+    tagged = tag.selectbox(
+        "Tag", tags, label_visibility="collapsed", key="tag", bind="query-params"
+    )
     length = PERIODS[since]
     return RunQuery(
         search=text.strip(),

@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from runtime.notify.news import RunNews, take
 from runtime.notify.notice import Notice
+from storage.live.memory import MemoryStore
 from tests.support import services
 from tests.support.dashboard import Dashboard
 from tests.support.feeder import Feeder
@@ -110,3 +111,31 @@ def test_a_link_to_what_is_gone_says_so(
         expect(page.get_by_text("Run gone-1 is not live any more")).to_be_visible()
         page.get_by_role("button", name="Look back at this run").click()
         expect(page).to_have_url(re.compile(r"/history\?run=gone-1"))
+
+
+def test_a_search_in_the_history_is_an_address(
+    browser: Browser, dashboard: Dashboard, feeder: Feeder
+) -> None:
+    past = Feeder(MemoryStore(), run=f"{feeder.run}-kept", name="kept", prefill=30)
+    past.begin()
+    past.end()
+    record(dashboard, feeder, past)
+    address = f"{dashboard.url}/history?search={feeder.run}&period=last+week&status=stopped"
+    runs = "Recorded runs"
+    with stranger(browser, address) as page:
+        table = page.get_by_role("table", name=runs)
+        expect(table).to_contain_text("kept")
+        expect(table.locator("tbody tr")).to_have_count(1)
+        expect(page.get_by_role("textbox", name="Search runs")).to_have_value(feeder.run)
+        # What is typed goes into the address, and a picked run beside it
+        page.get_by_role("textbox", name="Search runs").fill("kept")
+        page.get_by_role("textbox", name="Search runs").press("Enter")
+        expect(page).to_have_url(re.compile(r"search=kept"))
+        table.get_by_text(past.run).click()
+        expect(page).to_have_url(re.compile(rf"run={past.run}"))
+        expect(page).to_have_url(re.compile(r"period=last"))
+        copied = page.url
+    with stranger(browser, copied) as page:
+        expect(page.get_by_role("heading", name=f"kept ({past.run})")).to_be_visible()
+    with stranger(browser, f"{dashboard.url}/history?tag=never&period=sometimes") as page:
+        expect(page.get_by_role("table", name=runs)).to_contain_text(past.run)
