@@ -17,7 +17,7 @@ import msgspec
 from runtime.config_errors import explain
 from runtime.errors import ConfigError
 from runtime.health.config import HealthConfig
-from runtime.plan.policy_config import PolicyConfig as PolicyConfig
+from runtime.plan.policy_config import PolicyConfig as PolicyConfig  # noqa: PLC0414 - a section
 from runtime.power.config import CurvePoints, PowerConfig, require_curve
 
 

@@ -51,7 +51,8 @@ def slot_memory(
     """What a slot that holds `held` needs.
 
     Args:
-        num_replicas: of the run. num_samples: its replica's samples of a step; 0 for one that stands by.
+        num_replicas: of the run.
+        num_samples: its replica's samples of a step; 0 for one that stands by.
         before: what it holds now, if that is other units and has to make room.
     """
     elements = _elements(model, held)

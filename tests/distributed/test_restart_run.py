@@ -1,4 +1,4 @@
-"""A planned restart with real processes: all are replaced, no step is lost, the line is the same."""
+"""A planned restart with real processes: all are replaced, no step is lost, same line."""
 
 from __future__ import annotations
 
