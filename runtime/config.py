@@ -244,6 +244,7 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     every_steps: at multiples of so many steps. every_s: so many seconds after the last one began;
     0 switches either off. keep: how many are kept; older ones go once a newer one is sealed.
+    write_deadline_s: by when all parts must be on disk; else that checkpoint is given up.
     start: folder of a checkpoint to begin with instead of random weights; a run that goes on from a
         checkpoint of its own does so only if that one began there too.
     """
@@ -251,12 +252,19 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     every_steps: int = 0
     every_s: float = 0.0
     keep: int = 2
+    write_deadline_s: float = 120.0
     start: str = ""
 
     def __post_init__(self) -> None:
         _require(self.every_steps >= 0, "every_steps", self.every_steps, "0 (off) or more")
         _require(0 <= self.every_s < math.inf, "every_s", self.every_s, "0 (off) or more")
         _require(self.keep >= 1, "keep", self.keep, "1 or more")
+        _require(
+            0 < self.write_deadline_s < math.inf,
+            "write_deadline_s",
+            self.write_deadline_s,
+            "more than 0",
+        )
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

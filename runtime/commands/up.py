@@ -245,10 +245,12 @@ class _Session:
         """End the run at a step boundary, let the recorder catch up, end the rest."""
         self._say("stopping   at the next step boundary (Ctrl-C again: at once)")
         supervisor.ask_end("controller")
-        deadline = time.monotonic() + STOP_S
+        # It writes a last checkpoint, which may take its time.
+        deadline = time.monotonic() + STOP_S + self._config.checkpoint.write_deadline_s
         while time.monotonic() < deadline and not self._stop.hurry:
             if supervisor.wait_ended("controller", 0.1) is not None:
                 break
+        deadline = time.monotonic() + STOP_S
         supervisor.end("controller", 0.5)
         supervisor.end("agent", 5.0)
         with contextlib.suppress(LiveStoreDown):

@@ -15,7 +15,7 @@ import msgspec
 
 from runtime.config import CheckpointConfig
 from runtime.control import messages as m
-from runtime.control.last_checkpoint import LastCheckpoint
+from runtime.control.last_checkpoint import LastCheckpoint, late_words
 from runtime.control.sealing import seal_of
 from runtime.plan.manifest import Part
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 # An order must reach every rank before the step it is for.
 LEAD_S = 1.0
-WRITE_DEADLINE_S = 120.0
 
 
 class CheckpointMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,8 +160,8 @@ class Checkpoints:
         if pending.reached_at is None:
             if pending.generation != coordinator.number:
                 self._pending = None  # Its step belongs to another generation now.
-        elif now - pending.reached_at > WRITE_DEADLINE_S:
-            self._give_up(coordinator, "not every rank wrote its part", now)
+        elif now - pending.reached_at > self._config.write_deadline_s:
+            self._give_up(coordinator, late_words(self._config), now)
         elif pending.generation != coordinator.number and any(
             coordinator.fleet[gpu].status != "alive" for gpu in pending.members - set(pending.parts)
         ):

@@ -1,7 +1,7 @@
 """The checkpoint at the end of a run or before a restart: every rank writes its part, then it is
 sealed. Pure.
 
-It never holds up the end for long: a rank that cannot write, dies or says nothing costs the
+It holds up the end no longer than `checkpoint.write_deadline_s`: a rank that cannot write, dies or says nothing costs the
 checkpoint at worst, and the journal says so.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from runtime.config import CheckpointConfig
 from runtime.control import messages as m
 from runtime.control.instructions import Finish
 from runtime.control.sealing import seal_of
@@ -17,7 +18,13 @@ from runtime.plan.manifest import Part
 if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator
 
-DEADLINE_S = 20.0
+
+def late_words(config: CheckpointConfig) -> str:
+    """Why a checkpoint is given up that takes too long, and what can be done."""
+    return (
+        f"not every rank wrote its part within {config.write_deadline_s:g} s "
+        "(checkpoint.write_deadline_s)"
+    )
 
 
 class LastCheckpoint:
@@ -85,8 +92,10 @@ class LastCheckpoint:
             coordinator.fallback.restart(coordinator, now)
 
     def tick(self, coordinator: Coordinator, now: float) -> None:
-        if coordinator.phase == "saving" and now - coordinator.phase_at > DEADLINE_S:
-            self._give_up(coordinator, "not every rank wrote its part", now)
+        config = coordinator.config.checkpoint
+        late = now - coordinator.phase_at > config.write_deadline_s
+        if coordinator.phase == "saving" and late:
+            self._give_up(coordinator, late_words(config), now)
 
     def _give_up(self, coordinator: Coordinator, why: str, now: float) -> None:
         coordinator.event("checkpoint_failed", "critical", why, now)

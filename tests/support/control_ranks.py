@@ -83,6 +83,7 @@ class SimRanks:
         self.caps_w: dict[str, float] = {}
         self.slowness: dict[str, float] = {}
         self.lost_generation = 0
+        self.write_s = WRITE_S
         # What the word on a step has in it other than usual, by step.
         self.said: dict[int, dict[str, object]] = {}
 
@@ -121,7 +122,7 @@ class SimRanks:
                 return
             worker.wanted, worker.saved = order, None
             if not order.step:
-                self._save(worker, order)
+                self._cluster.later(self.write_s, lambda: self._save(worker, order))
             elif order.step <= worker.applied:
                 late = m.Saved(gpu=worker.gpu, error="was told late", folder=order.folder)
                 self._cluster.from_agent(worker.gpu, late)
@@ -299,7 +300,7 @@ class SimRanks:
             copied = m.Copied(gpu=worker.gpu, step=worker.applied, seconds=COPY_S)
             self._cluster.from_agent(worker.gpu, copied)
             wanted = worker.wanted
-            self._cluster.later(WRITE_S, lambda: self._save(worker, wanted))
+            self._cluster.later(self.write_s, lambda: self._save(worker, wanted))
 
     def _commit(self, plan: GenerationPlan, step: int) -> None:
         members = self.together(plan)

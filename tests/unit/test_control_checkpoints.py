@@ -113,3 +113,21 @@ def test_an_agent_that_comes_back_while_parts_are_written_costs_no_checkpoint() 
     cluster.run_until(lambda: bool(cluster.seals), 5.0)
     assert not cluster.events("checkpoint_failed")
     cluster.check()
+
+
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_what_takes_longer_than_the_config_allows_is_given_up(at_the_end: bool) -> None:
+    cluster = saving(every_steps=5, write_deadline_s=30.0)
+    cluster.ranks.write_s = 25.0 if at_the_end else 1_000.0
+    if at_the_end:
+        cluster.run_steps(3)
+        cluster.coordinator.finish("stopped", "enough", cluster.now)
+        cluster._carry_out(cluster.coordinator.outgoing.take())
+        cluster.run_until(lambda: cluster.finish is not None)
+        assert cluster.seals[-1].manifest.applied_step == cluster.committed
+        assert not cluster.events("checkpoint_failed")
+    else:
+        cluster.run_until(lambda: bool(cluster.events("checkpoint_failed")), 120.0)
+        (event,) = cluster.events("checkpoint_failed")
+        assert "not every rank wrote its part within 30 s" in event.message
+    cluster.check()

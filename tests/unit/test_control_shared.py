@@ -11,6 +11,7 @@ from runtime.layout.units import STORED_FAMILIES, num_units, rota
 from runtime.plan.generation import GenerationPlan
 from storage.holdings import at_home
 from tests.support.control_cluster import SimCluster, sim_config
+from tests.support.control_restart import restart_controller
 
 
 def shared_cluster() -> SimCluster:
@@ -102,3 +103,23 @@ def test_which_units_a_slot_holds_is_told_where_it_is_not_the_home_layout() -> N
         for one in holdings.shared[family]:
             assert one.turns == tuple(turn[one.unit] for turn in rota(holders, family))
             assert len(set(one.turns)) > 1
+
+
+def test_a_controller_that_takes_over_goes_on_with_shared_units() -> None:
+    cluster = shared_cluster()
+    cluster.run_steps(4)
+    cluster.kill("rack-0/1")
+    assert cluster.approve(cluster.wait_for_proposal(0)).ok
+    cluster.run_steps(4)
+    before = plan_of(cluster), cluster.coordinator.snapshot(cluster.now)
+    restart_controller(cluster)
+    cluster.run_steps(2)
+    after = cluster.coordinator.snapshot(cluster.now)
+    assert plan_of(cluster) == before[0]
+    assert after.replicas[0].holdings == before[1].replicas[0].holdings
+    assert after.moved_bytes == before[1].moved_bytes
+    cluster.kill("rack-0/2")
+    assert cluster.approve(cluster.wait_for_proposal(0)).ok
+    cluster.run_steps(3)
+    assert cluster.shape() == [(0, 3), (0, 1, 2, 3)]
+    cluster.check()
