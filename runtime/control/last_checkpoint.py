@@ -1,8 +1,8 @@
 """The checkpoint at the end of a run or before a restart: every rank writes its part, then it is
 sealed. Pure.
 
-It holds up the end no longer than `checkpoint.write_deadline_s`: a rank that cannot write, dies or says nothing costs the
-checkpoint at worst, and the journal says so.
+It holds up the end no longer than `checkpoint.write_deadline_s`: a rank that cannot write, dies or
+says nothing costs the checkpoint at worst, and the journal says so.
 """
 
 from __future__ import annotations
