@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +98,12 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_what_is_stored_with_the_run_reads_back() -> None:
     config = parse_config({"train": {"lr": 0.01}, "name": "mine"}, origin="run.toml")
     assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/policy.md"])
+def test_what_the_documents_show_is_a_config(page: str) -> None:
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    configs = [parse_config(tomllib.loads(block), origin=page) for block in blocks]
+    assert configs
+    assert configs[0].policy.approvals.drop == 2
