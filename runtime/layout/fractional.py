@@ -105,9 +105,13 @@ def share_out(
     """
     shared = {family: whole[family] for family in STORED_FAMILIES}
     for family, count in turns.items():
+        present = rota(now, family)
+        if len(present) == count and present[0] == whole[family] and _is_even(present, live):
+            shared |= {turn_key(family, turn): row for turn, row in enumerate(present)}
+            continue
         owners = Counter(whole[family])
         base = min(owners[slot] for slot in live)
-        there = list(zip(*rota(now, family), strict=True))
+        there = list(zip(*present, strict=True))
         given = [
             max(
                 (unit for unit, owner in enumerate(whole[family]) if owner == slot),
@@ -139,6 +143,15 @@ def share_out(
                 holding[unit].add(heir)
             shared[turn_key(family, turn)] = tuple(row)
     return shared
+
+
+def _is_even(turns: Sequence[Sequence[int]], live: Sequence[int]) -> bool:
+    """Whether exactly `live` share the work, over each turn and over all."""
+    for rows in [*([turn] for turn in turns), turns]:
+        done = Counter(slot for row in rows for slot in row)
+        if not done.keys() <= set(live) or max(done.values()) - min(done[s] for s in live) > 1:
+            return False
+    return True
 
 
 def _busiest(model: ModelConfig, seq_len: int, holders: Holders) -> float:
