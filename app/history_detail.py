@@ -144,7 +144,7 @@ def _decisions(past: PastRun) -> None:
             id=one.id,
             cells=(
                 {"time": one.at},
-                one.verdict,
+                one.verdict.replace("_", " "),
                 _option(one, titles.get(one.proposal, [])),
                 one.who,
                 one.via,

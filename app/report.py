@@ -214,7 +214,7 @@ def _decisions(past: PastRun) -> str:
         rows.append(
             (
                 utc(one.at),
-                one.verdict,
+                one.verdict.replace("_", " "),
                 split_title(option.title)[0] if option else one.proposal,
                 f"{one.who} ({one.via})",
                 one.reason or DASH,

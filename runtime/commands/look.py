@@ -202,5 +202,5 @@ def _print_run(history: History, run_id: str, *, as_json: bool) -> None:
     for decision in decisions:
         click.echo(
             f"  {time.strftime('%H:%M:%S', time.localtime(decision.at))}  {decision.proposal} "
-            f"{decision.verdict} by {decision.who} ({decision.via})"
+            f"{decision.verdict.replace('_', ' ')} by {decision.who} ({decision.via})"
         )

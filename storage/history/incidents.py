@@ -270,7 +270,8 @@ def _moments(
             )
     for one in decisions:
         why = f": {one.reason}" if one.reason else ""
-        text = f"{one.verdict} by {one.who} ({one.via}){why}"
+        verdict = one.verdict.replace("_", " ")
+        text = f"{verdict} by {one.who} ({one.via}){why}"
         found.append(Moment(at=one.at, kind="decision", text=text, proposal=one.proposal))
     if draft.end is not None:
         text = f"recovered, verified: {draft.verified}"
