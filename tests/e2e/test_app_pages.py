@@ -119,7 +119,6 @@ def test_a_gpu_is_lost_and_the_replica_shrunk(
     visit(page, dashboard, "racks", feeder, "&gpu=r1/3")
     page.get_by_role("button", name="Inject fault").click()
     dialog(page).get_by_label("Type r1/3 to confirm").fill("r1/3")
-    dialog(page).get_by_label("Type r1/3 to confirm").fill("r1/3")
     confirm(page, "Inject")
     expect(page.locator(".legend").first).to_contain_text("failed 1")
     page.get_by_role("link", name="Overview").click()
