@@ -76,7 +76,13 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     decay_tokens: after so many tokens of training the learning rate has come down from `lr` to
         `min_lr` along a cosine; 0 keeps it at `lr`.
     fractional: whether the units that a reduced replica cannot share out evenly are split by sample
-    between its slots; "auto" where that is predicted to make steps shorter.
+        between its slots; "auto" where that is predicted to make steps shorter.
+    no_decay: what `weight_decay` leaves alone; a tied head is the embedding.
+    precision: of products; parameters, moments, residual stream and every sum over ranks are fp32.
+    dropout: share of attention's and MLP's inner values that is dropped, per unit and sample.
+    activation_checkpointing: keep only the residual stream and compute the rest again in backward.
+    non_finite: a step whose loss or gradient is not finite, twice, is applied nowhere; "skip" goes
+        on after its samples, unless more than `max_skipped` in a row are so; "stop" ends the run.
     """
 
     text: str = ""
@@ -91,6 +97,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1
+    no_decay: tuple[Literal["norms", "embedding", "head"], ...] = ("norms",)
     clip_norm: float = 1.0
     seed: int = 0
     sync: Literal["direct", "reshard"] = "direct"

@@ -1,4 +1,4 @@
-"""AdamW on the flat state: decay on matrices, none on norms, one learning rate and clip factor."""
+"""AdamW on the flat state: decay by groups, one learning rate and clip factor."""
 
 from __future__ import annotations
 
@@ -57,5 +57,6 @@ def _update(train: TrainConfig, state: State, grad_norm: float, count: int) -> N
     denominator = torch.sqrt(state.exp_avg_sq, out=grads)
     denominator.div_(math.sqrt(1 - beta2**count)).add_(train.eps)
     if train.weight_decay:
-        state.params[: state.layout.decayed].mul_(1 - lr * train.weight_decay)
+        for span in state.layout.decayed(train.no_decay):
+            state.params[span].mul_(1 - lr * train.weight_decay)
     state.params.addcdiv_(state.exp_avg, denominator, value=-lr / (1 - beta1**count))

@@ -40,7 +40,7 @@ class Reference:
             ]
             tensor = torch.stack(rows).to(dtype).requires_grad_()
             self.params[parameter.name, parameter.layer] = tensor
-            (decayed if parameter.decay else plain).append(tensor)
+            (plain if parameter.group in config.train.no_decay else decayed).append(tensor)
         train = config.train
         self._optimizer = torch.optim.AdamW(
             [

@@ -1,13 +1,14 @@
 """A rank's training state: parameters, gradients and AdamW moments in flat buffers.
 
 Rows of a parameter are its local units in ascending order. Parameters that a layer multiplies in
-one matrix product lie side by side. Both regions (decayed, then not decayed) are padded so that
+one matrix product lie side by side. Both regions (matrices, then norms) are padded so that
 elementwise kernels never meet a scalar tail: the same element then rounds alike wherever it lies.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,28 +47,44 @@ class StateLayout:
         self.parameters = parameters(model)
         extents: dict[int, Extent] = {}
         offset = 0
-        for decayed in (True, False):
+        for norms in (False, True):
             for number, parameter in enumerate(self.parameters):
-                if parameter.decay == decayed:
+                if (parameter.group == "norms") == norms:
                     extents[number] = Extent(parameter, offset, len(held[parameter.family]))
                     offset = extents[number].stop
             offset = -(-offset // _ALIGNMENT) * _ALIGNMENT
-            if decayed:
-                self.decayed = offset
+            if not norms:
+                self.matrices = offset
         self.extents = tuple(extents[number] for number in range(len(self.parameters)))
         self.elements = offset
 
+    def decayed(self, no_decay: Sequence[str]) -> tuple[slice, ...]:
+        """Ranges of the flat buffers that weight decay is for; `no_decay`: groups it is not for."""
+        return _merged(
+            slice(extent.start, extent.stop)
+            for extent in self.extents
+            if extent.parameter.group not in no_decay
+        )
+
     def spans(self, units: Held) -> tuple[slice, ...]:
         """Ranges of the flat buffers that hold the rows of `units`, merged where they touch."""
-        merged: list[slice] = []
-        for extent in sorted(self.extents, key=lambda extent: extent.start):
-            family = extent.parameter.family
-            for first, last in runs(self.held[family], units[family]):
-                span = extent.slice(first, last)
-                if merged and merged[-1].stop == span.start:
-                    span = slice(merged.pop().start, span.stop)
-                merged.append(span)
-        return tuple(merged)
+        return _merged(
+            extent.slice(first, last)
+            for extent in self.extents
+            for first, last in runs(
+                self.held[extent.parameter.family], units[extent.parameter.family]
+            )
+        )
+
+
+def _merged(spans: Iterable[slice]) -> tuple[slice, ...]:
+    merged: list[slice] = []
+    for span in sorted(spans, key=lambda span: (span.start, span.stop)):
+        if merged and merged[-1].stop == span.start:
+            merged[-1] = slice(merged[-1].start, span.stop)
+        else:
+            merged.append(span)
+    return tuple(merged)
 
 
 class State:

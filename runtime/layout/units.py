@@ -27,14 +27,19 @@ Held = dict[str, tuple[int, ...]]
 class Parameter:
     """One parameter of the logical model; `row` is the shape of one unit's row.
 
-    layer: -1 outside the decoder layers. decay: whether AdamW decays it.
+    layer: -1 outside the decoder layers.
     """
 
     name: str
     layer: int
     family: str
     row: tuple[int, ...]
-    decay: bool = True
+
+    @property
+    def group(self) -> str:
+        """What `train.no_decay` knows it as; tied, the embedding is the head too."""
+        named = {"embed": "embedding", "head": "head"}
+        return named.get(self.name, "norms" if self.family == "replicated" else "matrices")
 
     @property
     def row_elements(self) -> int:
@@ -48,17 +53,17 @@ def parameters(model: ModelConfig) -> tuple[Parameter, ...]:
     out = [Parameter("embed", -1, "vocab", vocab_row)]
     for layer in range(model.num_layers):
         out += [
-            Parameter("attn_norm", layer, "replicated", (dim,), decay=False),
+            Parameter("attn_norm", layer, "replicated", (dim,)),
             Parameter("wq", layer, "attention", (head, dim)),
             Parameter("wk", layer, "kv", (head, dim)),
             Parameter("wv", layer, "kv", (head, dim)),
             Parameter("wo", layer, "attention", (head, dim)),
-            Parameter("mlp_norm", layer, "replicated", (dim,), decay=False),
+            Parameter("mlp_norm", layer, "replicated", (dim,)),
             Parameter("gate", layer, "mlp", (block, dim)),
             Parameter("up", layer, "mlp", (block, dim)),
             Parameter("down", layer, "mlp", (block, dim)),
         ]
-    out.append(Parameter("final_norm", -1, "replicated", (dim,), decay=False))
+    out.append(Parameter("final_norm", -1, "replicated", (dim,)))
     if not model.tied:
         out.append(Parameter("head", -1, "vocab", vocab_row))
     return tuple(out)

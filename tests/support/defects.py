@@ -227,7 +227,7 @@ def first_kv_head(f: Any) -> Any:
 def decay_norms(f: Any) -> Any:
     def init(self: Any, *a: Any) -> None:
         f(self, *a)
-        self.decayed = self.elements
+        self.decayed = lambda no_decay: (slice(0, self.elements),)
 
     return init
 

@@ -69,7 +69,7 @@ def test_what_forward_keeps_is_what_is_predicted(
     copies = 0
     if precision == "bf16":
         embed = config.model.vocab * config.model.hidden
-        matrices = engine.state.layout.decayed
+        matrices = engine.state.layout.matrices
         copies = 2 * (embed if recompute else matrices)
     measured = sum(storage.nbytes() for storage in kept.values()) - copies
     predicted = BATCH * SEQ_LEN * token_bytes(config.model, train, held).kept

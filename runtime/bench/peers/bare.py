@@ -257,7 +257,7 @@ class BareLoop:
     @torch.no_grad()
     def apply(self) -> None:
         """Clip by the global norm (one reduction over the replica) and step AdamW."""
-        grads, decayed = self.state.grads, self.state.layout.decayed
+        grads, decayed = self.state.grads, self.state.layout.matrices
         square = grads[:decayed].square().sum() + grads[decayed:].square().sum() / self._degree
         dist.all_reduce(square, group=self._group)
         apply_step(self._config.train, self.state, math.sqrt(float(square)))
