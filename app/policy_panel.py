@@ -184,7 +184,9 @@ def _inline(window: dict[str, Any]) -> str:
     """One quiet window as an inline table of TOML."""
 
     def text(value: Any) -> str:
-        return f"[{', '.join(map(text, value))}]" if isinstance(value, list) else f'"{value}"'
+        return (
+            f"[{', '.join(map(text, value))}]" if isinstance(value, list | tuple) else f'"{value}"'
+        )
 
     return "{ " + ", ".join(f"{name} = {text(value)}" for name, value in window.items()) + " }"
 
