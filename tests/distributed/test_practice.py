@@ -171,3 +171,40 @@ def test_bfloat16_keeps_parameters_gradients_and_sums_in_fp32() -> None:
     assert summed == {torch.float32}
     assert {flat.dtype for flat in (*state.moving(), state.grads)} == {torch.float32}
     assert state.grads.abs().sum() > 0
+
+
+@pytest.mark.parametrize("sync", ["direct", "reshard"])
+@pytest.mark.parametrize("no_decay", [(), ("norms", "embedding", "head")], ids=["all", "matrices"])
+@pytest.mark.parametrize("model", [GQA, UNTIED], ids=["tied", "untied"])
+def test_decay_groups_clipping_accumulation_and_cosine(
+    cluster: MakeCluster, model: Any, no_decay: tuple[str, ...], sync: Any
+) -> None:
+    """A clip that bites, several micro-batches a replica, and a cosine that ends within the run."""
+    settings = config(
+        model,
+        sync,
+        no_decay=no_decay,
+        weight_decay=0.5,
+        clip_norm=0.2,
+        micro_batch=1,
+        warmup_steps=1,
+        decay_tokens=5 * 7 * 16,
+        min_lr=1e-4,
+    )
+    run = cluster(settings, [4, 4])
+    run.enter(run.make_plan(MIXED))
+    reference = Reference(settings, dtype=torch.float64)
+    results = run.everyone("steps", 7)
+    assert all(r.grad_norm > 0.2 for steps in results.values() for r in steps)
+    assert_same_steps(results, reference, rtol=1e-11)
+    assert_same_params(run, reference, atol=1e-9)
+
+
+def test_decay_is_not_for_the_groups_that_are_named() -> None:
+    after = []
+    for no_decay in (("norms",), ("norms", "embedding", "head")):
+        reference = Reference(config(UNTIED, weight_decay=0.5, no_decay=no_decay))
+        reference.step()
+        after.append({key: rows.detach() for key, rows in reference.params.items()})
+    one, other = after
+    assert {key[0] for key in one if not torch.equal(one[key], other[key])} == {"embed", "head"}
