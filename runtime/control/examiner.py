@@ -68,6 +68,7 @@ class Examiner:
         self._detector = SlowDetector(allowance=allowance)
         self._slow: dict[str, float] = {}
         self._slow_replicas: set[int] = set()
+        self._all_slow = False
         self._weights: dict[int, dict[str, float]] = {}
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._sources: dict[str, tuple[str, str]] = {}
@@ -302,6 +303,7 @@ class Examiner:
                 changed += self._is_slow(slow, now)
         changed += self._recheck({slow.worker for slow in current}, durations, now)
         self._tell_slow_replicas(coordinator, current, now)
+        self._tell_all_slow(coordinator, current, now)
         self._apply(coordinator, changed, now)
 
     def _recheck(self, slow: set[str], measured: Collection[str], now: float) -> list[Verdict]:
@@ -346,6 +348,19 @@ class Examiner:
                 text = f"replica {replica} takes {max(found):.2f} times as long as the others"
                 self._event(coordinator, "replica_slow", "warning", text, now)
         self._slow_replicas = set(ratios)
+
+    def _tell_all_slow(self, coordinator: Coordinator, current: Sequence[Slow], now: float) -> None:
+        """What slows everybody at once is no GPU's fault: nothing is held against one."""
+        found = [slow for slow in current if slow.kind == "global"]
+        if found and not self._all_slow:
+            text = (
+                f"all slots take {found[0].ratio:.2f} times what they took before: look at the "
+                "input pipeline, the network between racks and the hosts; no GPU is to blame"
+            )
+            self._event(coordinator, "run_slow", "warning", text, now)
+        elif self._all_slow and not found:
+            self._event(coordinator, "run_recovered", "info", "the slots' pace is back", now)
+        self._all_slow = bool(found)
 
     # telling ---------------------------------------------------------------------------------
 

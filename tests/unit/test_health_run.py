@@ -494,3 +494,22 @@ def test_what_becomes_of_a_source_is_in_the_journal_once() -> None:
     assert "gpu-7: health source kmsg is denied: /dev/kmsg: Operation" in denied.message
     assert (denied.severity, watching.severity) == ("warning", "info")
     assert watching.details["status"] == "watching"
+
+
+def test_what_slows_everybody_blames_nobody() -> None:
+    """A slow input pipeline: told once, nothing proposed, over when it is."""
+    run = Run()
+    for _ in range(20):
+        run.step()
+    for _ in range(12):
+        run.step(lambda _gpu: 1.6)
+    assert run.kinds().count("run_slow") == 1
+    (event,) = [each for each in run.events if each.kind == "run_slow"]
+    assert "input pipeline" in event.message
+    assert event.gpu is None
+    assert run.open() == []
+    assert run.states == {}
+    assert "replica_slow" not in run.kinds()
+    for _ in range(12):
+        run.step()
+    assert run.kinds().count("run_recovered") == 1
