@@ -211,13 +211,15 @@ def test_a_killed_controller_remembers_a_quarantine(tmp_path: Path) -> None:
     up.start()
     try:
         up.await_line(r"training +first step committed")
-        for _ in range(2):
+        for after in ("healthy", "draining"):
             with log.open("a") as file:
                 file.write(XID)
-            wait_until(lambda: held(up)["state"] == "draining", 10.0, "a drain")
+            wait_until(lambda: held(up)["action"] == "RESET_GPU", 10.0, "a drain")
             assert up.cli("fault", "repair", "rack-1/1")["ok"]
-        before = held(up)
-        assert (before["state"], before["action"]) == ("draining", "QUARANTINE")
+            wait_until(lambda: held(up)["action"] != "RESET_GPU", 10.0, "the repair told")
+            before = held(up)
+            assert before["state"] == after
+        assert before["action"] == "QUARANTINE"
 
         (pid,) = [pid for pid, line in up.processes().items() if " controller " in line]
         os.kill(pid, signal.SIGKILL)
@@ -235,11 +237,14 @@ def test_a_killed_controller_remembers_a_quarantine(tmp_path: Path) -> None:
         up.kill_hard()
 
 
+HEALTHY = {"state": "healthy", "action": ""}
+
+
 def held(up: Up) -> dict[str, Any]:
     """The verdict on rack-1/1, as the controller has written it down."""
     (path,) = (up.home / "runs").glob("*/memory.json")
     gpus = json.loads(path.read_bytes())["health"]["gpus"]
-    return dict(gpus["rack-1/1"]["verdict"]) if "rack-1/1" in gpus else {"state": "healthy"}
+    return dict(gpus["rack-1/1"]["verdict"]) if "rack-1/1" in gpus else HEALTHY
 
 
 def shown_state(up: Up, gpu: str) -> str:
