@@ -95,6 +95,7 @@ class ThreadHost(ThreadCluster):
         return self
 
     def begin(self, commands: Mapping[str, Command]) -> None:
+        self._clear_aborts(commands)
         for gpu, command in commands.items():
             self.ranks[gpu].tell = lambda point, gpu=gpu: self._arrived.put((gpu, "trapped", point))
             self._executor.submit(self._carry_out, gpu, command)
@@ -107,6 +108,11 @@ class ThreadHost(ThreadCluster):
             self._arrived.put((gpu, "died", None))
         except Exception as error:  # noqa: BLE001 (the test judges it)
             self._arrived.put((gpu, "failed", (type(error).__name__, str(error))))
+
+    def close(self) -> None:
+        for rank in self.ranks.values():
+            rank.fenced.set()
+        super().close()
 
     def arrivals(self, timeout_s: float) -> list[Arrival]:
         try:

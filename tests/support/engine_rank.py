@@ -93,7 +93,8 @@ class Rank:
         raise GenerationAborted(f"held at {point}")
 
     def enter(self, plan: GenerationPlan) -> EnterReport:
-        self._abort.clear()
+        """Whoever passes the command on has cleared the abort, which may come again before this
+        begins."""
         return self.engine.enter(plan)
 
     def steps(self, count: int) -> list[StepResult]:
@@ -150,6 +151,8 @@ class Rank:
             try:
                 while True:
                     name, arguments = self._connection.recv()
+                    if name == "enter":
+                        self._abort.clear()
                     if name == "abort":
                         self._abort.set()
                     elif name == "phase":

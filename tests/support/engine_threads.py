@@ -220,6 +220,7 @@ class ThreadCluster(Cluster):
     def close(self) -> None:
         """End the threads and take the ranks apart: autograd's hooks hold what they call in cycles
         that Python's collector does not see."""
+        self._abort_all()
         self._executor.shutdown()
         for rank in self.ranks.values():
             rank.close()
@@ -242,12 +243,19 @@ class ThreadCluster(Cluster):
 
     def _run_all(self, commands: Mapping[str, tuple[Any, ...]]) -> dict[str, Future[Any]]:
         """Run commands side by side until all have ended, by the deadline at the latest."""
+        self._clear_aborts(commands)
         futures = {gpu: self._executor.submit(self._run_one, gpu, c) for gpu, c in commands.items()}
         alarm = threading.Timer(self._deadline_s, self._abort_all)
         alarm.start()
         wait(futures.values())
         alarm.cancel()
         return futures
+
+    def _clear_aborts(self, commands: Mapping[str, tuple[Any, ...]]) -> None:
+        """Before any thread begins: an abort that comes before a rank's turn still counts."""
+        for gpu, (name, *_) in commands.items():
+            if name == "enter":
+                self.ranks[gpu].abort_event.clear()
 
     def _abort_all(self) -> None:
         for rank in self.ranks.values():
