@@ -288,14 +288,14 @@ class Engine:
         return state.applied_step
 
     def _move(self, plan: GenerationPlan, moves: MovePlan, seat: Seat, world: Group) -> Moved:
-        fresh = State(
-            StateLayout(self._config.model, seat.held),
-            applied_step=plan.applied_step,
-            device=self._device,
-            dtype=self._dtype,
-        )
-        if self._state is not None:
-            fresh.grad_norm = self._state.grad_norm
+        layout, old = StateLayout(self._config.model, seat.held), self._state
+        if plan.sources and old is not None and old.layout.held == layout.held:
+            fresh = old  # It only sends; a second state beside the first might not fit.
+        else:
+            fresh = State(
+                layout, applied_step=plan.applied_step, device=self._device, dtype=self._dtype
+            )
+            fresh.grad_norm = old.grad_norm if old is not None else None
         if not plan.sources:
             if plan.checkpoint:
                 folder = Path(plan.checkpoint)
@@ -309,7 +309,7 @@ class Engine:
         return move_state(
             self._config.model,
             moves,
-            self._state,
+            old,
             fresh,
             world,
             posted=lambda: self._at(Point.MOVE_POSTED),

@@ -41,7 +41,8 @@ def move_state(
 
     Args:
         old: this rank's state as it is laid out now; None on a rank that brings nothing.
-        fresh: an empty state on the new layout, returned as is when anything had to change.
+        fresh: an empty state on the new layout, returned filled when anything had to change;
+            `old` itself where the layout stays.
         posted: called once every message of this rank is under way.
 
     Raises:

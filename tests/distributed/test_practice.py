@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from runtime.config import Config, ModelConfig
+from runtime.engine import engine as engine_module
 from runtime.engine.engine import Engine
 from runtime.engine.model import SlotModel
 from runtime.engine.reference import Reference
+from runtime.engine.state import State
 from tests.support.engine_checks import (
     GQA,
     UNTIED,
@@ -25,6 +27,7 @@ from tests.support.engine_checks import (
 )
 from tests.support.engine_layouts import mixed_plan
 from tests.support.engine_pool import Cluster, Part
+from tests.support.engine_threads import ThreadCluster
 
 MakeCluster = Callable[..., Cluster]
 ALL = (0, 1, 2, 3)
@@ -208,3 +211,26 @@ def test_decay_is_not_for_the_groups_that_are_named() -> None:
         after.append({key: rows.detach() for key, rows in reference.params.items()})
     one, other = after
     assert {key[0] for key in one if not torch.equal(one[key], other[key])} == {"embed", "head"}
+
+
+def test_a_rank_whose_layout_stays_makes_no_second_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU that is as full as it may be there is no room for one."""
+    run = ThreadCluster(config(GQA), [4, 4])
+    reference = Reference(run.config, dtype=torch.float64)
+    made: list[str] = []
+
+    class Counted(State):
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            made.append(threading.current_thread().name)
+            super().__init__(*arguments, **keywords)
+
+    try:
+        run.enter(run.make_plan([Part(ALL, 4), Part(ALL, 3)]))
+        assert_same_steps(run.everyone("steps", 2), reference, rtol=1e-11)
+        monkeypatch.setattr(engine_module, "State", Counted)
+        run.enter(run.make_plan(MIXED, applied_step=2))
+        assert sorted(made) == ["r1/0", "r1/2", "r1/3"]
+        assert_same_steps(run.everyone("steps", 2), reference, rtol=1e-11)
+        assert_same_params(run, reference, atol=1e-9)
+    finally:
+        run.close()
