@@ -166,7 +166,7 @@ def test_any_history_with_spares_and_checkpoints(history: list[tuple[str, int]])
     config = msgspec.structs.replace(
         config,
         cluster=msgspec.structs.replace(config.cluster, racks=racks),
-        checkpoint=CheckpointConfig(every_steps=2),
+        checkpoint=CheckpointConfig(every_steps=2, write_deadline_s=20.0),
     )
     cluster = SimCluster(config, checkpoints="/ckpt")
     cluster.run_until(lambda: bool(cluster.seals))
