@@ -15,23 +15,21 @@ from typing import Literal
 
 from storage.audit import AuditNote
 from storage.audit_records import SignedIn
-from storage.identity import AskedT, Role, least_role, may, sign
-from storage.live.port import LiveStore, LiveStoreDown
-from storage.records import (
-    ActionKind,
+from storage.commands import (
     Command,
     CommandResult,
     Decide,
     Fault,
     Pause,
-    Proposal,
-    RecordError,
     Resume,
     SetBudget,
     SetPolicy,
     Stop,
     Trigger,
 )
+from storage.identity import AskedT, Role, least_role, may, sign
+from storage.live.port import LiveStore, LiveStoreDown
+from storage.records import ActionKind, Proposal, RecordError
 
 _LOG = logging.getLogger(__name__)
 REFUSALS: dict[str, str] = {

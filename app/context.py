@@ -17,11 +17,12 @@ from app import access
 from app.commands import Author, Commands
 from app.lookback import Lookback
 from app.queries import LiveReader, LiveSnapshot
+from storage.commands import Command
 from storage.identity import least_role, may, writer_key
 from storage.live.acl import as_role
 from storage.live.port import LiveStore
 from storage.live.redis_store import RedisStore
-from storage.records import Command, RunState
+from storage.records import RunState
 from storage.settings import Settings
 from storage.sign_in import NotSignedInError
 

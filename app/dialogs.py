@@ -17,7 +17,8 @@ from app.components.parts import focus_on, shape_strip
 from app.proposal_card import considered
 from app.shapes import after_rows
 from app.words import number, percent, plural, seconds, split_title
-from storage.records import ActionKind, CommandResult, Proposal
+from storage.commands import CommandResult
+from storage.records import ActionKind, Proposal
 
 MAX_SENT = 5
 AWAIT_EVERY_S = 0.3

@@ -18,7 +18,8 @@ from app.queries import LiveSnapshot
 from app.shapes import Looks, slot_of
 from app.tables import event_table
 from app.words import DASH, number
-from storage.records import Fault, RackRecord, RunState
+from storage.commands import Fault
+from storage.records import RackRecord, RunState
 
 PANELS = (
     ("power", "power_w", "W", 1.0),

@@ -12,8 +12,8 @@ from app.components.parts import Column, Row, table
 from app.exports import as_csv, as_parquet
 from app.lookback import PastRun
 from app.report import report
+from storage.commands import Report
 from storage.history.notes import MAX_TEXT, Note
-from storage.records import Report
 
 NOTE_COLUMNS = (
     Column(label="When", kind="right"),

@@ -11,6 +11,7 @@ from app.commands import mint
 from app.components.parts import Column, Row, heading, table
 from app.dialogs import buttons, typed
 from app.words import seconds
+from storage.commands import SetPolicy
 from storage.policy_state import (
     ANSWER_WORDS,
     ANSWERS,
@@ -21,7 +22,7 @@ from storage.policy_state import (
     POLICY_KINDS,
     PolicyState,
 )
-from storage.records import RunState, SetPolicy
+from storage.records import RunState
 
 RULE_COLUMNS = (
     Column(label="Action"),

@@ -9,7 +9,8 @@ from app.commands import explain, mint
 from app.dialogs import buttons
 from app.power_figures import RackWatts
 from app.words import watts
-from storage.records import CommandResult, RunState, SetBudget
+from storage.commands import CommandResult, SetBudget
+from storage.records import RunState
 
 REQUEST = "budget of"
 

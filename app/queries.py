@@ -14,16 +14,10 @@ from dataclasses import dataclass, field, replace
 
 from app.shapes import natural
 from app.tail import Recent, StepSeries, Tail
+from storage.commands import CommandResult
 from storage.live.port import LiveStore, LiveStoreDown
 from storage.notifier_state import NotifierState
-from storage.records import (
-    CommandResult,
-    EventHappened,
-    Proposal,
-    RackRecord,
-    RecordError,
-    RunState,
-)
+from storage.records import EventHappened, Proposal, RackRecord, RecordError, RunState
 
 FRESH_S = 0.45
 RETRY_S = 1.0

@@ -5,8 +5,9 @@ again.
 from __future__ import annotations
 
 from app.commands import Author
+from storage.commands import Decide
 from storage.identity import ROLES, least_role, may
-from storage.records import Decide, Proposal
+from storage.records import Proposal
 
 
 def why_not_decide(proposal: Proposal, author: Author) -> str:

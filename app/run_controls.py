@@ -10,7 +10,8 @@ from app import context
 from app.commands import mint
 from app.components.parts import heading
 from app.dialogs import buttons
-from storage.records import CommandResult, Pause, Resume, RunState, Stop
+from storage.commands import CommandResult, Pause, Resume, Stop
+from storage.records import RunState
 
 Kind = type[Pause | Resume | Stop]
 

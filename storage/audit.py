@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from storage.audit_records import CommandAnswered, SignedIn
-from storage.records import Command, DecisionMade, encode_json
+from storage.commands import Command
+from storage.records import DecisionMade, encode_json
 
 Noted = Command | SignedIn
 MAX_TEXT = 2_000

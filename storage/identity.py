@@ -18,7 +18,8 @@ from typing import Literal, TypeVar
 import msgspec
 
 from storage.audit_records import SignedIn
-from storage.records import Command, decode_packed, encode_packed
+from storage.commands import Command
+from storage.records import decode_packed, encode_packed
 from storage.settings import SettingsError, make_private_folder
 
 Role = Literal["viewer", "operator", "approver", "admin"]

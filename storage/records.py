@@ -48,14 +48,14 @@ class RecordError(Exception):
     """A record that cannot be decoded; says what was expected and what came."""
 
 
-class _Record(msgspec.Struct, frozen=True, kw_only=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all records: frozen, by keyword; fields added later get defaults."""
 
 
 # ── live state ────────────────────────────────────────────────────────────────────────────────
 
 
-class RackRecord(_Record, frozen=True, kw_only=True):
+class RackRecord(Record, frozen=True, kw_only=True):
     """One rack, one second: a column per quantity, one little-endian float32 per GPU slot.
 
     states: one byte per GPU, an index into `GPU_STATES`. step_s: the GPU's own compute share of
@@ -115,7 +115,7 @@ class RackRecord(_Record, frozen=True, kw_only=True):
         return len(self.states)
 
 
-class ReplicaState(_Record, frozen=True, kw_only=True):
+class ReplicaState(Record, frozen=True, kw_only=True):
     """One replica as it stands: its shape, share of the batch and pace.
 
     gpus: GPU id per slot. live: live slots. units: family -> number of units per slot (dead: 0);
@@ -140,7 +140,7 @@ class ReplicaState(_Record, frozen=True, kw_only=True):
     holdings: Holdings | None = None
 
 
-class RunState(_Record, frozen=True, kw_only=True):
+class RunState(Record, frozen=True, kw_only=True):
     """The snapshot a dashboard tick reads: one record per run, rewritten on every change.
 
     step: optimizer steps committed. ideal_step_s: step time of the fully healthy run (baseline of
@@ -180,7 +180,7 @@ class RunState(_Record, frozen=True, kw_only=True):
 # ── journal: what must never be lost; numbered by the controller, ends in SQL ─────────────────
 
 
-class RunStarted(_Record, frozen=True, kw_only=True, tag="run_started"):
+class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):
     """First entry of a run. config: the resolved configuration as JSON text. continues: run whose
     checkpoint it went on from at `first_step`, "" when it began afresh."""
 
@@ -198,7 +198,7 @@ class RunStarted(_Record, frozen=True, kw_only=True, tag="run_started"):
     first_step: int = 0
 
 
-class RunEnded(_Record, frozen=True, kw_only=True, tag="run_ended"):
+class RunEnded(Record, frozen=True, kw_only=True, tag="run_ended"):
     seq: int
     at: float
     run: str
@@ -206,7 +206,7 @@ class RunEnded(_Record, frozen=True, kw_only=True, tag="run_ended"):
     reason: str
 
 
-class GenerationFormed(_Record, frozen=True, kw_only=True, tag="generation_formed"):
+class GenerationFormed(Record, frozen=True, kw_only=True, tag="generation_formed"):
     """A generation committed its first step. replicas: the shape from `first_step` on."""
 
     seq: int
@@ -221,7 +221,7 @@ class GenerationFormed(_Record, frozen=True, kw_only=True, tag="generation_forme
     bytes_moved: int = 0
 
 
-class StepCommitted(_Record, frozen=True, kw_only=True, tag="step_committed"):
+class StepCommitted(Record, frozen=True, kw_only=True, tag="step_committed"):
     """One optimizer step. samples: (replica, first sample index, count) of who trained what."""
 
     seq: int
@@ -238,7 +238,7 @@ class StepCommitted(_Record, frozen=True, kw_only=True, tag="step_committed"):
     replica_step_s: tuple[float, ...]
 
 
-class RunRolledBack(_Record, frozen=True, kw_only=True, tag="run_rolled_back"):
+class RunRolledBack(Record, frozen=True, kw_only=True, tag="run_rolled_back"):
     """The run went back to a checkpoint. Steps [step, committed) are not part of it any more: they
     are run again. generation: the last one that was lost with them; checkpoint: folder; reason:
     why, in words."""
@@ -253,7 +253,7 @@ class RunRolledBack(_Record, frozen=True, kw_only=True, tag="run_rolled_back"):
     reason: str
 
 
-class EventHappened(_Record, frozen=True, kw_only=True, tag="event"):
+class EventHappened(Record, frozen=True, kw_only=True, tag="event"):
     """Something that happened, in the past tense. kind: for example "gpu_failed",
     "replica_left_out", "replica_rejoined", "gpu_repaired", "generation_aborted", "cap_changed",
     "rank_fenced"; the recorder adds "bad_record" and "journal_gap"."""
@@ -271,7 +271,7 @@ class EventHappened(_Record, frozen=True, kw_only=True, tag="event"):
     details: dict[str, Any] = {}
 
 
-class Option(_Record, frozen=True, kw_only=True):
+class Option(Record, frozen=True, kw_only=True):
     """One thing the planner compared, with its predicted effect.
 
     shape: live slots per replica that would train ([] = left out). caps_w: GPU id -> cap where it
@@ -295,7 +295,7 @@ class Option(_Record, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Outcome(_Record, frozen=True, kw_only=True):
+class Outcome(Record, frozen=True, kw_only=True):
     """What came of an applied proposal, measured: shown beside the prediction."""
 
     generation: int
@@ -307,7 +307,7 @@ class Outcome(_Record, frozen=True, kw_only=True):
     num_steps: int = 0
 
 
-class Proposal(_Record, frozen=True, kw_only=True):
+class Proposal(Record, frozen=True, kw_only=True):
     """A recommended reconfiguration and its life. options[recommended] is the recommendation;
     the others are the alternatives. It can be approved only while `generation` stands.
 
@@ -386,14 +386,14 @@ class Proposal(_Record, frozen=True, kw_only=True):
         return f"{who} asked for it and cannot approve it too; other people must"
 
 
-class ProposalChanged(_Record, frozen=True, kw_only=True, tag="proposal_changed"):
+class ProposalChanged(Record, frozen=True, kw_only=True, tag="proposal_changed"):
     seq: int
     at: float
     run: str
     proposal: Proposal
 
 
-class DecisionMade(_Record, frozen=True, kw_only=True, tag="decision_made"):
+class DecisionMade(Record, frozen=True, kw_only=True, tag="decision_made"):
     """An answer to a proposal. id is the command id, so it counts once. via: "browser", "cli",
     "policy". approved_in_part: an approval that alone is not enough."""
 
@@ -410,7 +410,7 @@ class DecisionMade(_Record, frozen=True, kw_only=True, tag="decision_made"):
     reason: str
 
 
-class LedgerSpent(_Record, frozen=True, kw_only=True, tag="ledger_spent"):
+class LedgerSpent(Record, frozen=True, kw_only=True, tag="ledger_spent"):
     """Wall time attributed to one bucket: [begin, end). Intervals of a run never overlap or gap;
     together they add up to the run's wall time."""
 
@@ -435,106 +435,6 @@ JournalEntry = (
     | LedgerSpent
     | CommandAnswered
 )
-
-
-# ── commands: requests from people, in ────────────────────────────────────────────────────────
-
-
-class _Asked(_Record, frozen=True, kw_only=True):
-    """Base of all commands. role, signature: of whoever took it from the person (identity.py)."""
-
-    id: str
-    at: float
-    who: str
-    via: str
-    role: str = ""
-    signature: str = ""
-
-
-class Decide(_Asked, frozen=True, kw_only=True, tag="decide"):
-    """Approve (with an option) or reject a proposal. `id` is minted when the dialog opens."""
-
-    proposal: str
-    generation: int
-    revision: int
-    verdict: Literal["approved", "rejected"]
-    option: int | None = None
-    reason: str = ""
-
-
-class Trigger(_Asked, frozen=True, kw_only=True, tag="trigger"):
-    """Ask for a proposal by hand; it then goes the usual way to approval. undoes: the proposal that
-    it shall take back; then replica and kind are that one's."""
-
-    replica: int
-    kind: ActionKind
-    reason: str = ""
-    undoes: str = ""
-
-
-class Fault(_Asked, frozen=True, kw_only=True, tag="fault"):
-    """Inject a fault (emulated runs only) or report a repair. factor: slowness, 1.0 is none;
-    "corrupt" flips a bit of what its worker holds."""
-
-    gpu: str
-    kind: Literal["kill", "hang", "slow", "corrupt", "repair"]
-    factor: float = 1.0
-
-
-class SetBudget(_Asked, frozen=True, kw_only=True, tag="set_budget"):
-    """Set a rack's power budget, in watts; 0 goes back to the configured one."""
-
-    rack: str
-    budget_w: float
-    reason: str = ""
-
-
-class SetPolicy(_Asked, frozen=True, kw_only=True, tag="set_policy"):
-    """Change the policy. changes: key of the configuration's `[policy]` (dotted below tables) ->
-    value as TOML. revision: of the policy they were made from."""
-
-    changes: dict[str, str]
-    revision: int
-    reason: str
-
-
-class Stop(_Asked, frozen=True, kw_only=True, tag="stop"):
-    reason: str = ""
-
-
-class Pause(_Asked, frozen=True, kw_only=True, tag="pause"):
-    """Stand still at the next step boundary; every process lives on and keeps its state."""
-
-    reason: str = ""
-
-
-class Resume(_Asked, frozen=True, kw_only=True, tag="resume"):
-    """Go on with a paused run."""
-
-    reason: str = ""
-
-
-class Report(_Asked, frozen=True, kw_only=True, tag="report"):
-    """What an operator or another system knows of a GPU; "healthy" takes back what is held against
-    it."""
-
-    gpu: str
-    state: Literal["healthy", "suspect", "degraded", "draining", "failed"]
-    reason: str
-
-
-Command = Decide | Trigger | Fault | Stop | Pause | Resume | Report | SetBudget | SetPolicy
-
-
-class CommandResult(_Record, frozen=True, kw_only=True):
-    """What became of a command. code: "accepted", "done", "duplicate", or why it was refused:
-    "stale", "expired", "decided", "unknown", "invalid", "not_allowed"."""
-
-    id: str
-    at: float
-    ok: bool
-    code: str
-    message: str
 
 
 # ── encoding ──────────────────────────────────────────────────────────────────────────────────

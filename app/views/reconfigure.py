@@ -16,7 +16,8 @@ from app.rights import why_not_approve, why_not_decide
 from app.run_controls import run_controls
 from app.tables import proposal_table
 from app.words import ACTION_WORDS
-from storage.records import ActionKind, Proposal, RunState, Trigger
+from storage.commands import Trigger
+from storage.records import ActionKind, Proposal, RunState
 
 # What a person may ask for; the planner answers with a proposal or says why not
 TRIGGERS: tuple[ActionKind, ...] = (

@@ -16,15 +16,8 @@ from typing import Any
 
 from runtime.control.local import LocalRun
 from runtime.errors import CounterpoiseError
-from storage.records import (
-    CommandResult,
-    Decide,
-    Fault,
-    GenerationFormed,
-    Proposal,
-    ProposalChanged,
-    StepCommitted,
-)
+from storage.commands import CommandResult, Decide, Fault
+from storage.records import GenerationFormed, Proposal, ProposalChanged, StepCommitted
 
 START_DEADLINE_S = 40.0
 DEADLINE_S = 20.0

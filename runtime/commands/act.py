@@ -17,16 +17,9 @@ from runtime.commands.common import (
     who,
 )
 from runtime.errors import UserError
+from storage.commands import Decide, Fault, Stop, Trigger
 from storage.live.port import LiveStore
-from storage.records import (
-    ActionKind,
-    Decide,
-    Fault,
-    Proposal,
-    RunState,
-    Stop,
-    Trigger,
-)
+from storage.records import ActionKind, Proposal, RunState
 
 
 @click.command()

@@ -12,12 +12,13 @@ import click
 import msgspec
 
 from runtime.errors import UserError
+from storage.commands import Command, CommandResult
 from storage.identity import sign, writer_key
 from storage.live.acl import ROLES as REDIS_ROLES
 from storage.live.acl import as_role
 from storage.live.port import LiveStore, LiveStoreDown
 from storage.live.redis_store import RedisStore
-from storage.records import Command, CommandResult, RunState
+from storage.records import RunState
 from storage.settings import Settings
 
 wait_option = click.option(

@@ -125,7 +125,7 @@ def report(gpu: str, state: str, reason: str, run_id: str, wait_s: float, as_jso
 
     draining and failed open a proposal to go on without it; healthy ends what was held against it.
     """
-    from storage.records import Report
+    from storage.commands import Report
 
     store, run = open_active_run(run_id)
     command = Report(

@@ -8,7 +8,7 @@ import uuid
 import click
 
 from runtime.commands.common import ask, json_option, open_active_run, run_option, wait_option, who
-from storage.records import Pause, Resume
+from storage.commands import Pause, Resume
 
 _reason_option = click.option("--reason", default="", help="Kept with the run.")
 

@@ -21,8 +21,9 @@ from runtime.commands.common import (
     who,
 )
 from runtime.errors import UserError
+from storage.commands import SetPolicy
 from storage.policy_state import ANSWER_WORDS, MODE_MEANS, PolicyState
-from storage.records import RunState, SetPolicy
+from storage.records import RunState
 from storage.settings import Settings
 
 

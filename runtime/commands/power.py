@@ -24,14 +24,9 @@ from runtime.commands.common import (
 )
 from runtime.config import load_config
 from runtime.errors import UserError
+from storage.commands import SetBudget
 from storage.live.port import LiveStore
-from storage.records import (
-    EventHappened,
-    RackRecord,
-    ReplicaState,
-    RunState,
-    SetBudget,
-)
+from storage.records import EventHappened, RackRecord, ReplicaState, RunState
 from storage.settings import Settings
 
 TAIL = 3000

@@ -13,11 +13,10 @@ from runtime.control.instructions import Outgoing, Record
 from runtime.control.refused import Refused
 from runtime.control.triggers import trigger
 from runtime.errors import ConfigError, PlanError
-from storage.records import (
+from storage.commands import (
     Command,
     CommandResult,
     Decide,
-    EventHappened,
     Fault,
     Pause,
     Report,
@@ -27,6 +26,7 @@ from storage.records import (
     Stop,
     Trigger,
 )
+from storage.records import EventHappened
 
 if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator

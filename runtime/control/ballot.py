@@ -13,9 +13,10 @@ import msgspec
 from runtime.control.refused import Refused
 from runtime.control.since import clock, duration, since
 from runtime.errors import PlanError
+from storage.commands import Decide
 from storage.identity import ROLES
 from storage.policy_state import Approval
-from storage.records import Decide, DecisionMade, Proposal
+from storage.records import DecisionMade, Proposal
 
 if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator

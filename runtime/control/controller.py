@@ -41,8 +41,9 @@ from runtime.control.memory import recall, remember
 from runtime.control.outbox import Outbox
 from runtime.engine.checkpoint import CheckpointError, prune, seal
 from runtime.engine.resume import AFRESH, Beginning, find_fallback
+from storage.commands import Command
 from storage.live.port import LiveStore
-from storage.records import Command, ProposalChanged, RunEnded
+from storage.records import ProposalChanged, RunEnded
 
 TICK_S = 0.1
 SNAPSHOT_S = 0.5

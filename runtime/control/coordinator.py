@@ -33,7 +33,8 @@ from runtime.control.succession import Aim, StateLost, aims_of, whole_aims
 from runtime.errors import PlanError
 from runtime.plan.generation import GenerationPlan
 from runtime.plan.manifest import Start
-from storage.records import Command, RunState, Severity
+from storage.commands import Command
+from storage.records import RunState, Severity
 
 
 class Coordinator:

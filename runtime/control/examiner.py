@@ -20,7 +20,8 @@ from runtime.health.observation import BADNESS, Observation, normal_pci, severit
 from runtime.health.verdict import GpuHealth, Verdict, VerdictBook
 from runtime.plan.cost import CostModel, ReplicaLoad
 from runtime.plan.generation import GenerationPlan, ReplicaPlan
-from storage.records import EventHappened, GpuState, Report, Severity
+from storage.commands import Report
+from storage.records import EventHappened, GpuState, Severity
 
 if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator

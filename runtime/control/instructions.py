@@ -8,7 +8,8 @@ from typing import Literal
 from runtime.control.fleet import GpuView
 from runtime.control.messages import ToAgent
 from runtime.plan.manifest import Manifest
-from storage.records import CommandResult, EventHappened, JournalEntry, Proposal, Severity
+from storage.commands import CommandResult
+from storage.records import EventHappened, JournalEntry, Proposal, Severity
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,8 @@ from runtime.control.answers import answer_command
 from runtime.control.instructions import Answer, Outgoing, Record, event_of
 from storage.audit import described
 from storage.audit_records import CommandAnswered
-from storage.records import Command, CommandResult, Decide, JournalEntry
+from storage.commands import Command, CommandResult, Decide
+from storage.records import JournalEntry
 
 if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator

@@ -10,8 +10,9 @@ import logging
 import threading
 from collections.abc import Callable
 
+from storage.commands import Command, CommandResult
 from storage.live.port import LiveStore, LiveStoreDown
-from storage.records import Command, CommandResult, Proposal, RunState
+from storage.records import Proposal, RunState
 
 RETRY_S = 0.5
 _LOG = logging.getLogger(__name__)

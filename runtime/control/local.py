@@ -21,8 +21,8 @@ from runtime.control.telemetry import HostTelemetry
 from runtime.control.worker_entry import worker_main
 from runtime.engine.resume import AFRESH, Beginning
 from runtime.errors import CounterpoiseError
+from storage.commands import Command
 from storage.live.port import LiveStore
-from storage.records import Command
 
 # How often a wait looks whether the controller is still there.
 LOOK_S = 0.5

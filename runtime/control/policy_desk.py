@@ -23,8 +23,9 @@ from runtime.plan.policy import (
     state_of,
 )
 from runtime.plan.policy_config import PolicyConfig
+from storage.commands import SetPolicy
 from storage.policy_state import PolicyChange, PolicyState
-from storage.records import ActionKind, EventHappened, JournalEntry, Proposal, SetPolicy
+from storage.records import ActionKind, EventHappened, JournalEntry, Proposal
 
 CHANGED = "policy_changed"
 KEPT_CHANGES = 10

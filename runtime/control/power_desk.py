@@ -28,7 +28,8 @@ from runtime.power.feedback import Governor
 from runtime.power.host import PowerOffer
 from runtime.power.port import PowerLimits
 from runtime.power.rack_caps import CapBatch
-from storage.records import EventHappened, SetBudget, Severity
+from storage.commands import SetBudget
+from storage.records import EventHappened, Severity
 
 if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from runtime.control.refused import Refused
 from runtime.errors import PlanError
 from runtime.plan.planner import Comparison, compare
-from storage.records import ActionKind, Proposal, ReplicaState, Trigger
+from storage.commands import Trigger
+from storage.records import ActionKind, Proposal, ReplicaState
 
 if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator

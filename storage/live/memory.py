@@ -15,14 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from storage.audit import AuditNote
+from storage.commands import Command, CommandResult, Decide
 from storage.live import port
 from storage.live.verdict import decided, detail, judge, result_of
 from storage.live.warned import Warned
 from storage.notifier_state import NotifierState
 from storage.records import (
-    Command,
-    CommandResult,
-    Decide,
     JournalEntry,
     Proposal,
     RackRecord,

@@ -13,15 +13,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from storage.audit import AuditNote
+from storage.commands import Command, CommandResult
 from storage.notifier_state import NotifierState
-from storage.records import (
-    Command,
-    CommandResult,
-    JournalEntry,
-    Proposal,
-    RackRecord,
-    RunState,
-)
+from storage.records import JournalEntry, Proposal, RackRecord, RunState
 
 MAX_RUNS = 100
 MAX_RACK_HISTORY = 600

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from storage.audit import AuditNote, Noted
+from storage.commands import Command, CommandResult, Decide
 from storage.live import port
 from storage.live.link import Argument, RedisLink
 from storage.live.proposal_fields import from_fields, to_fields
@@ -20,9 +21,6 @@ from storage.live.verdict import result_of
 from storage.live.warned import Warned
 from storage.notifier_state import NotifierState
 from storage.records import (
-    Command,
-    CommandResult,
-    Decide,
     JournalEntry,
     Proposal,
     RackRecord,

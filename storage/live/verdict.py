@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from storage.records import Command, CommandResult, Decide, Proposal
+from storage.commands import Command, CommandResult, Decide
+from storage.records import Proposal
 
 
 def judge(proposal: Proposal | None, decide: Decide, *, now: float, generation: int) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from storage.commands import Decide, Stop
 from storage.policy_state import Approval
 from storage.records import (
-    Decide,
     DecisionMade,
     EventHappened,
     GenerationFormed,
@@ -24,7 +24,6 @@ from storage.records import (
     RunStarted,
     RunState,
     StepCommitted,
-    Stop,
 )
 
 RUN = "run-1"

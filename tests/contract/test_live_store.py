@@ -12,10 +12,10 @@ import pytest
 
 from storage.audit import AuditNote
 from storage.audit_records import SignedIn
+from storage.commands import CommandResult
 from storage.live import port
 from storage.live.port import LiveStore
 from storage.notifier_state import ChannelState, NotifierState
-from storage.records import CommandResult
 from tests.contract import records
 from tests.contract.records import RUN
 

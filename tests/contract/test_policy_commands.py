@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,8 @@ def test_refusals_say_which_and_what_changed_since(
 ) -> None:
     run = started(request, server, PolicyConfig(evidence_max_age_s=0.5))
     at = ("--run", run.run)
+    opened = run.proposal(lambda one: one.id == "p1")
+    services.wait_until(lambda: time.time() > opened.evidence_at + 0.6, 5.0, "old evidence")
     words = shell("approve", "p1", "--yes", *at, code=1)
     assert words.startswith("stale: proposal p1: the evidence is too old: the newest was seen")
     assert "Since it was proposed" in words

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from storage.commands import CommandResult, Decide, Stop
 from storage.live.redis_store import RedisStore
-from storage.records import CommandResult, Decide, Proposal, Stop
+from storage.records import Proposal
 from tests.support.control_run import DEADLINE_S, Trial, run_config, trial
 from tests.support.services import RedisServer, wait_until
 

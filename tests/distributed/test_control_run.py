@@ -12,7 +12,8 @@ import pytest
 
 from runtime.control.channel import connect
 from runtime.errors import CounterpoiseError
-from storage.records import CommandResult, Decide, GenerationFormed, RunEnded, StepCommitted
+from storage.commands import CommandResult, Decide
+from storage.records import GenerationFormed, RunEnded, StepCommitted
 from tests.support.control_run import DEADLINE_S, run_config, trial
 
 pytestmark = pytest.mark.timeout(120)

@@ -18,17 +18,9 @@ from runtime.bench import health
 from runtime.config import ClusterConfig, Config, EmulatedConfig, RackConfig
 from runtime.control.local import LocalRun
 from runtime.health.config import HealthConfig
+from storage.commands import CommandResult, Decide, Fault, Report
 from storage.live.redis_store import RedisStore
-from storage.records import (
-    CommandResult,
-    Decide,
-    EventHappened,
-    Fault,
-    Proposal,
-    ProposalChanged,
-    Report,
-    StepCommitted,
-)
+from storage.records import EventHappened, Proposal, ProposalChanged, StepCommitted
 from tests.support.dashboard import free_port
 from tests.support.services import wait_until
 from tests.support.up import Up

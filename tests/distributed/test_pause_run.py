@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.records import Pause, Resume
+from storage.commands import Pause, Resume
 from tests.support.control_run import Trial, run_config, trial
 
 pytestmark = pytest.mark.timeout(120)

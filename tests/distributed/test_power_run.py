@@ -23,15 +23,9 @@ from runtime.config import (
 )
 from runtime.control.local import LocalRun
 from runtime.power.config import PowerConfig
+from storage.commands import CommandResult, SetBudget
 from storage.live.memory import MemoryStore
-from storage.records import (
-    CommandResult,
-    EventHappened,
-    GenerationFormed,
-    RunEnded,
-    SetBudget,
-    StepCommitted,
-)
+from storage.records import EventHappened, GenerationFormed, RunEnded, StepCommitted
 
 pytestmark = pytest.mark.timeout(240)
 STEP_S = 0.3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.records import Trigger
+from storage.commands import Trigger
 from tests.support.control_run import run_config, trial
 
 pytestmark = pytest.mark.timeout(120)

@@ -12,7 +12,8 @@ import pytest
 from runtime.config import Config
 from runtime.control.local import LocalRun
 from runtime.engine.checkpoint import checkpoints_by_age, read_manifest
-from storage.records import EventHappened, Fault, RunEnded, StepCommitted
+from storage.commands import Fault
+from storage.records import EventHappened, RunEnded, StepCommitted
 from tests.support.control_run import Trial, run_config, trial
 
 pytestmark = pytest.mark.timeout(120)

@@ -17,9 +17,10 @@ import redis
 import sqlalchemy as sa
 from playwright.sync_api import Page
 
+from storage.commands import CommandResult, Decide
 from storage.identity import Role, sign
 from storage.live.redis_store import RedisStore
-from storage.records import CommandResult, Decide, Proposal, encode_packed
+from storage.records import Proposal, encode_packed
 from tests.conftest import missing
 from tests.support import leaks, services
 from tests.support.acl import PASSWORDS, GuardedRedis, guarded_redis

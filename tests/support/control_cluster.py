@@ -37,20 +37,16 @@ from runtime.control.instructions import (
 )
 from runtime.plan.generation import GenerationPlan
 from runtime.plan.manifest import Start
+from storage.commands import Command, CommandResult, Decide, Fault, Trigger
 from storage.records import (
-    Command,
     CommandAnswered,
-    CommandResult,
-    Decide,
     DecisionMade,
     EventHappened,
-    Fault,
     GenerationFormed,
     LedgerSpent,
     Proposal,
     RunEnded,
     StepCommitted,
-    Trigger,
 )
 from tests.support.control_ranks import SimRanks, SimWorker
 from tests.support.line import line_of

@@ -28,10 +28,10 @@ from runtime.config import (
 from runtime.control.local import LocalRun
 from runtime.control.outbox import Outbox
 from runtime.engine.reference import Reference
+from storage.commands import Fault, Stop
 from storage.records import (
     DecisionMade,
     EventHappened,
-    Fault,
     JournalEntry,
     LedgerSpent,
     Proposal,
@@ -39,7 +39,6 @@ from storage.records import (
     RunEnded,
     RunStarted,
     StepCommitted,
-    Stop,
 )
 from tests.support.line import line_of
 from tests.support.services import wait_until

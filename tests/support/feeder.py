@@ -17,15 +17,13 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from storage.commands import CommandResult, Decide, Fault, Trigger
 from storage.live.port import LiveStore, LiveStoreDown
 from storage.records import (
     GPU_STATES,
     ActionKind,
-    CommandResult,
-    Decide,
     DecisionMade,
     EventHappened,
-    Fault,
     GenerationFormed,
     JournalEntry,
     LedgerSpent,
@@ -39,7 +37,6 @@ from storage.records import (
     RunStarted,
     RunState,
     StepCommitted,
-    Trigger,
 )
 
 NORMAL_W, MAX_W, BUDGET_W = 680.0, 900.0, 6000.0

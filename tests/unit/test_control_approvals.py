@@ -9,8 +9,9 @@ import pytest
 
 from runtime.config import PolicyConfig
 from runtime.plan.policy_config import Approvals, Deciders
+from storage.commands import CommandResult, Decide
 from storage.identity import Role, Writer, refusal, sign
-from storage.records import CommandResult, Decide, Proposal
+from storage.records import Proposal
 from tests.support.control_cluster import SimCluster, refused, running, waiting
 from tests.support.control_restart import restart_controller
 

@@ -7,7 +7,8 @@ import pytest
 
 from runtime.config import CheckpointConfig
 from runtime.control import messages as m
-from storage.records import RunRolledBack, Stop
+from storage.commands import Stop
+from storage.records import RunRolledBack
 from tests.support.control_cluster import SimCluster, running, sim_config
 from tests.support.control_restart import restart_controller
 

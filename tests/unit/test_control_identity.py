@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from storage.audit_records import CommandAnswered
+from storage.commands import Command, CommandResult, Decide
 from storage.identity import Role, Writer, refusal, sign
-from storage.records import Command, CommandResult, Decide, Proposal
+from storage.records import Proposal
 from tests.support.control_cluster import SimCluster, waiting
 from tests.support.control_restart import restart_controller
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from storage.records import LedgerSpent, Pause, Resume
+from storage.commands import Pause, Resume
+from storage.records import LedgerSpent
 from tests.support.control_cluster import SimCluster, refused, running, waiting
 from tests.support.control_restart import restart_controller
 

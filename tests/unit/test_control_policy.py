@@ -9,7 +9,8 @@ import pytest
 
 from runtime.config import PolicyConfig
 from runtime.plan.policy_config import Approvals, QuietHours
-from storage.records import CommandResult, Proposal, SetPolicy
+from storage.commands import CommandResult, SetPolicy
+from storage.records import Proposal
 from tests.support.control_cluster import SimCluster, refused, running, waiting
 from tests.support.control_restart import restart_controller
 

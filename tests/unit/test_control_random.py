@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.config import CheckpointConfig, PolicyConfig
-from storage.records import Pause, Resume
+from storage.commands import Pause, Resume
 from tests.support.control_cluster import SimCluster, sim_config
 
 GPUS = st.integers(0, 8)

@@ -175,7 +175,7 @@ def test_the_spare_dies_before_it_has_joined() -> None:
 
 
 def test_one_that_is_about_to_fail_is_replaced_before_it_does() -> None:
-    from storage.records import Report
+    from storage.commands import Report
 
     cluster = with_spares(3, 3)
     report = Report(

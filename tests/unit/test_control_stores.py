@@ -14,9 +14,10 @@ from runtime.control import outbox as outbox_module
 from runtime.control.live_link import LiveLink
 from runtime.control.outbox import Outbox
 from runtime.errors import UserError
+from storage.commands import Command, CommandResult, Stop
 from storage.live.memory import MemoryStore
 from storage.live.port import LiveStoreDown
-from storage.records import Command, CommandResult, EventHappened, Stop
+from storage.records import EventHappened
 from tests.contract import records
 from tests.contract.records import RUN
 from tests.support.services import wait_until

@@ -19,8 +19,9 @@ from runtime.health.catalogue import load_catalogue
 from runtime.health.config import HealthConfig
 from runtime.health.kernel_log import KernelLogReader
 from runtime.health.observation import Observation
+from storage.commands import CommandResult, Fault, Report
 from storage.history.incidents import incidents_of
-from storage.records import CommandResult, EventHappened, Fault, Proposal, Report
+from storage.records import EventHappened, Proposal
 
 CONFIG = Config()
 T0 = 2_000_000_000.0

@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from storage.commands import Command, Decide, SetBudget, Stop, Trigger
 from storage.identity import MAX_AGE_S, ROLES, Role, Writer, refusal, sign, writer_key
-from storage.records import Command, Decide, SetBudget, Stop, Trigger, decode_packed, encode_packed
+from storage.records import decode_packed, encode_packed
 from storage.settings import SettingsError
 
 KEYS: dict[Writer, bytes] = {"app": b"a" * 32, "cli": b"c" * 32}

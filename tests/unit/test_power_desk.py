@@ -10,7 +10,8 @@ from runtime.control import messages as m
 from runtime.control.farewell import RETURN_S
 from runtime.control.power_desk import GOVERNOR
 from runtime.power.rack_caps import CapBatch
-from storage.records import EventHappened, RunEnded, Stop
+from storage.commands import Stop
+from storage.records import EventHappened, RunEnded
 from tests.support.control_cluster import SimCluster, sim_config
 from tests.support.control_restart import restart_controller
 

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.commands import Command, CommandResult
 from storage.live.proposal_fields import from_fields, to_fields
 from storage.records import (
-    Command,
-    CommandResult,
     EventHappened,
     JournalEntry,
     Proposal,

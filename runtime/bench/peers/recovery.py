@@ -32,7 +32,8 @@ from runtime.bench.peers.outside import (
 from runtime.config import Config
 from runtime.control.local import LocalRun
 from runtime.control.supervisor import free_port
-from storage.records import Fault, GenerationFormed, StepCommitted
+from storage.commands import Fault
+from storage.records import GenerationFormed, StepCommitted
 
 HEALTHY_STEPS = 12
 DEGRADED_STEPS = 12
