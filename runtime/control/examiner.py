@@ -102,6 +102,13 @@ class Examiner:
         """How many times its usual share a GPU takes, as measured; 1.0 when it is not slow."""
         return self._slow.get(gpu, 1.0)
 
+    def slow_in(self, plan: ReplicaPlan) -> str:
+        """What is slow of a replica, itself or live slots of it; "" when nothing is."""
+        gpus = [plan.gpus[slot] for slot in plan.live if plan.gpus[slot] in self._slow]
+        if gpus:
+            return f"{', '.join(gpus)} slow"
+        return f"{plan.rack} slow" if plan.replica in self._slow_replicas else ""
+
     def left_out(self, gpus: Sequence[str]) -> LeftOut:
         """Which of a replica's GPUs (by slot) are better left out."""
         condemned = {

@@ -346,14 +346,16 @@ class PowerDesk:
         now: float,
     ) -> None:
         training = [one for one in plan.replicas if one.mode == "training"]
-        restrained = [one.rack for one in training if self._restrained(one)]
+        limited = [one.rack for one in training if self._restrained(one)]
+        words = [f"power limits {', '.join(limited)}"] if limited else []
+        words += filter(None, map(coordinator.examiner.slow_in, training))
         samples = {one.replica: one.num_samples for one in training}
         longest = {one.replica: float(shares[one.replica].max()) for one in training}
-        found = self.rebalance.observe(samples, longest, restrained=bool(restrained), now=now)
+        found = self.rebalance.observe(samples, longest, restrained=bool(words), now=now)
         busy = coordinator.phase != "training" or not coordinator.takes_decisions
         if found is None or busy or coordinator.desk.book.is_asking:
             return
-        why = f"power limits {', '.join(restrained)}" if restrained else "power allows it again"
+        why = "; ".join(words) or "nothing holds a replica back any more"
         cause = f"the batch is shared out anew: {why}"
         self._event(
             coordinator, now, "batch_reshared",
@@ -364,7 +366,7 @@ class PowerDesk:
                 "before_s": found.before_s, "after_s": found.after_s,
             },
         )  # fmt: skip
-        self.rebalance.applied(now, restrained=bool(restrained))
+        self.rebalance.applied(now, restrained=bool(words))
         new = dict(zip(samples, found.samples, strict=True))
         aims = [
             Aim(

@@ -1,7 +1,7 @@
 """When measured shares say that the batch should be split another way. Pure, without a clock.
 
-Only looks where power holds a replica back, or no longer does: who is slow for other reasons is
-none of its business.
+Only looks where power, a slow GPU or a slow host holds a replica back, or no longer does: what is
+noise is none of its business.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Rebalance:
         """Take one step's shares by replica; a better split when there is one that pays.
 
         Args:
-            restrained: power holds some replica back now.
+            restrained: something is known to hold a replica back now.
         """
         if not restrained and not self._away:
             self._seen.clear()
