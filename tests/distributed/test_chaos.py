@@ -25,7 +25,7 @@ TOGETHER: tuple[Shape, ...] = ("healthy", "mixed")
 # Rank 0, slots of whole, reduced and standby replicas.
 VICTIMS = ("r1/1", "r0/0", "r2/1", "r0/2", "r1/0", "r2/0")
 # Of the pairs in CI: prime, so that all points, actions and victims come up.
-STRIDE = 13
+STRIDE = 29
 
 Pair = tuple[Shape, Literal["direct", "reshard"], Fault, Fault]
 
