@@ -109,6 +109,8 @@ def person(
 def look(page: Page, house: Dashboard, run: LiveCluster, more: str = "") -> None:
     page.goto(f"{house.url}/reconfigure?run={run.run}{more}")
     expect(page.locator(".strip .name")).to_have_text(run.name)
+    # Streamlit may lose a click that comes while a page is still being drawn for the first time.
+    expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning")
 
 
 def lose_a_gpu(run: LiveCluster) -> None:
