@@ -14,16 +14,11 @@ from typing import Literal
 
 import msgspec
 
-from runtime.config_errors import explain
+from runtime.config_errors import explain, require
 from runtime.errors import ConfigError
 from runtime.health.config import HealthConfig
 from runtime.plan.policy_config import PolicyConfig as PolicyConfig  # noqa: PLC0414 - a section
 from runtime.power.config import CurvePoints, PowerConfig, require_curve
-
-
-def _require(ok: bool, key: str, value: object, allowed: str) -> None:
-    if not ok:
-        raise ValueError(f"`{key}` is {value!r}; allowed: {allowed}")
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,15 +49,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "vocab",
             "vocab_block",
         ]:
-            _require(getattr(self, key) >= 1, key, getattr(self, key), "1 or more")
-        _require(
+            require(getattr(self, key) >= 1, key, getattr(self, key), "1 or more")
+        require(
             self.num_query_heads % self.num_kv_heads == 0,
             "num_kv_heads",
             self.num_kv_heads,
             f"a divisor of num_query_heads ({self.num_query_heads})",
         )
-        _require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number (RoPE pairs)")
-        _require(
+        require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number (RoPE pairs)")
+        require(
             self.mlp_hidden % self.mlp_block == 0,
             "mlp_hidden",
             self.mlp_hidden,
@@ -112,17 +107,17 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         for key in ("seq_len", "global_batch", "micro_batch"):
-            _require(getattr(self, key) >= 1, key, getattr(self, key), "1 or more")
+            require(getattr(self, key) >= 1, key, getattr(self, key), "1 or more")
         for key in (
             "steps", "warmup_steps", "decay_tokens", "seed", "state_hash_every", "max_skipped"
         ):  # fmt: skip
-            _require(getattr(self, key) >= 0, key, getattr(self, key), "0 or more")
+            require(getattr(self, key) >= 0, key, getattr(self, key), "0 or more")
         for key in ("lr", "clip_norm", "bucket_mb", "eps"):
-            _require(0 < getattr(self, key) < math.inf, key, getattr(self, key), "more than 0")
-        _require(0 <= self.dropout < 1, "dropout", self.dropout, "0 or more, below 1")
-        _require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"0 to lr ({self.lr})")
-        _require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "0 or more")
-        _require(
+            require(0 < getattr(self, key) < math.inf, key, getattr(self, key), "more than 0")
+        require(0 <= self.dropout < 1, "dropout", self.dropout, "0 or more, below 1")
+        require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"0 to lr ({self.lr})")
+        require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "0 or more")
+        require(
             all(0 <= beta < 1 for beta in self.betas),
             "betas",
             self.betas,
@@ -145,9 +140,9 @@ class RackConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     power_budget_w: float = 0.0
 
     def __post_init__(self) -> None:
-        _require(1 <= self.gpus <= 72, "gpus", self.gpus, "1 to 72")
-        _require(0 <= self.spares <= 8, "spares", self.spares, "0 to 8")
-        _require(
+        require(1 <= self.gpus <= 72, "gpus", self.gpus, "1 to 72")
+        require(0 <= self.spares <= 8, "spares", self.spares, "0 to 8")
+        require(
             bool(self.name) and "/" not in self.name and self.name.isprintable(),
             "name",
             self.name,
@@ -182,16 +177,16 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     gpu_memory_gb: float = 0.0
 
     def __post_init__(self) -> None:
-        _require(len(self.racks) >= 1, "racks", list(self.racks), "at least one rack")
-        _require(
+        require(len(self.racks) >= 1, "racks", list(self.racks), "at least one rack")
+        require(
             0 <= self.gpu_memory_gb < math.inf,
             "gpu_memory_gb",
             self.gpu_memory_gb,
             "0 (not known) or more",
         )
         names = [rack.name for rack in self.racks]
-        _require(len(set(names)) == len(names), "racks", names, "distinct names")
-        _require(
+        require(len(set(names)) == len(names), "racks", names, "distinct names")
+        require(
             not (self.device == "emulated" and self.backend == "nccl"),
             "backend",
             self.backend,
@@ -220,8 +215,8 @@ class EmulatedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         require_curve("curve", self.curve)
-        _require(self.step_s >= 0, "step_s", self.step_s, "0 (as fast as the host) or more")
-        _require(
+        require(self.step_s >= 0, "step_s", self.step_s, "0 (as fast as the host) or more")
+        require(
             0 < self.min_cap_w <= self.normal_cap_w <= self.max_cap_w,
             "normal_cap_w",
             self.normal_cap_w,
@@ -241,9 +236,9 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     join_deadline_s: float = 30.0
 
     def __post_init__(self) -> None:
-        _require(0 <= self.port <= 65535, "port", self.port, "0 (any free port) to 65535")
-        _require(self.step_deadline_s > 0, "step_deadline_s", self.step_deadline_s, "more than 0")
-        _require(self.join_deadline_s > 0, "join_deadline_s", self.join_deadline_s, "more than 0")
+        require(0 <= self.port <= 65535, "port", self.port, "0 (any free port) to 65535")
+        require(self.step_deadline_s > 0, "step_deadline_s", self.step_deadline_s, "more than 0")
+        require(self.join_deadline_s > 0, "join_deadline_s", self.join_deadline_s, "more than 0")
 
 
 class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -263,10 +258,10 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     start: str = ""
 
     def __post_init__(self) -> None:
-        _require(self.every_steps >= 0, "every_steps", self.every_steps, "0 (off) or more")
-        _require(0 <= self.every_s < math.inf, "every_s", self.every_s, "0 (off) or more")
-        _require(self.keep >= 1, "keep", self.keep, "1 or more")
-        _require(
+        require(self.every_steps >= 0, "every_steps", self.every_steps, "0 (off) or more")
+        require(0 <= self.every_s < math.inf, "every_s", self.every_s, "0 (off) or more")
+        require(self.keep >= 1, "keep", self.keep, "1 or more")
+        require(
             0 < self.write_deadline_s < math.inf,
             "write_deadline_s",
             self.write_deadline_s,
@@ -289,14 +284,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     checkpoint: CheckpointConfig = CheckpointConfig()
 
     def __post_init__(self) -> None:
-        _require(bool(self.name) and self.name.isprintable(), "name", self.name, "a printable name")
+        require(bool(self.name) and self.name.isprintable(), "name", self.name, "a printable name")
         emulated = self.cluster.device == "emulated"
         fitting = (
             ("auto", "emulated", "dry_run")
             if emulated
             else ("auto", "nvml", "nvml_read_only", "dry_run")
         )
-        _require(
+        require(
             self.power.backend in fitting,
             "power.backend",
             self.power.backend,
@@ -304,14 +299,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         )
         holdable = min(self.model.num_query_heads, self.model.mlp_hidden // self.model.mlp_block)
         for rack in self.cluster.racks:
-            _require(
+            require(
                 rack.gpus <= holdable,
                 f"cluster.racks.{rack.name}.gpus",
                 rack.gpus,
                 f"1 to {holdable}, so that every slot holds a query head and an MLP block",
             )
             least_w = len(rack.ids) * self.emulated.min_cap_w
-            _require(
+            require(
                 not emulated or rack.power_budget_w == 0 or rack.power_budget_w >= least_w,
                 f"cluster.racks.{rack.name}.power_budget_w",
                 rack.power_budget_w,
@@ -324,10 +319,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ids = {gpu for rack in self.cluster.racks for gpu in rack.ids}
         ranges = ", ".join(f"{rack.ids[0]} to {rack.ids[-1]}" for rack in self.cluster.racks)
         for name, gpu in self.health.gpus.items():
-            _require(gpu in ids, f"health.gpus.{name}", gpu, ranges)
+            require(gpu in ids, f"health.gpus.{name}", gpu, ranges)
         names = [rack.name for rack in self.cluster.racks]
         for address, rack in self.health.switches.items():
-            _require(rack in names, f"health.switches.{address}", rack, ", ".join(names))
+            require(rack in names, f"health.switches.{address}", rack, ", ".join(names))
 
 
 def load_config(path: Path | None) -> Config:

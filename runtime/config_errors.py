@@ -19,6 +19,16 @@ _OWN = re.compile(r"^`([^`]+)` (.*)$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 
 
+def require(ok: bool, key: str, value: object, allowed: str) -> None:
+    """Check one value of a config section, from its `__post_init__`.
+
+    Raises:
+        ValueError: not ok; worded as `explain` expects it.
+    """
+    if not ok:
+        raise ValueError(f"`{key}` is {value!r}; allowed: {allowed}")
+
+
 def explain(error: msgspec.ValidationError, data: object, kind: type) -> str:
     """`error` of converting `data` to `kind`, in words."""
     text = str(error)

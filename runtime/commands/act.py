@@ -85,21 +85,7 @@ def trigger(
 ) -> None:
     """Ask for a reconfiguration of REPLICA by hand: it becomes a proposal with its prediction."""
     store, state = open_active_run(run_id)
-    ask(
-        store,
-        state,
-        Trigger(
-            id=uuid.uuid4().hex,
-            at=time.time(),
-            who=who(),
-            via="cli",
-            replica=replica,
-            kind=kind,
-            reason=reason,
-        ),
-        wait_s,
-        as_json=as_json,
-    )
+    ask(store, state, _trigger(replica, kind, reason), wait_s, as_json=as_json)
 
 
 @click.command()
@@ -112,16 +98,7 @@ def undo(proposal_id: str, reason: str, run_id: str, wait_s: float, as_json: boo
     """Ask for the inverse of an applied proposal: it becomes a proposal with its prediction."""
     store, state = open_active_run(run_id)
     proposal = _proposal(store, state, proposal_id)
-    command = Trigger(
-        id=uuid.uuid4().hex,
-        at=time.time(),
-        who=who(),
-        via="cli",
-        replica=proposal.replica,
-        kind=proposal.kind,
-        reason=reason,
-        undoes=proposal.id,
-    )
+    command = _trigger(proposal.replica, proposal.kind, reason, undoes=proposal.id)
     ask(store, state, command, wait_s, as_json=as_json)
 
 
@@ -196,4 +173,17 @@ def _decide(
         verdict=verdict,
         option=option,
         reason=reason,
+    )
+
+
+def _trigger(replica: int, kind: ActionKind, reason: str, undoes: str = "") -> Trigger:
+    return Trigger(
+        id=uuid.uuid4().hex,
+        at=time.time(),
+        who=who(),
+        via="cli",
+        replica=replica,
+        kind=kind,
+        reason=reason,
+        undoes=undoes,
     )

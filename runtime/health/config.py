@@ -13,15 +13,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from runtime.config_errors import require
 from runtime.health.observation import normal_pci
 
 SourceName = Literal["nvml", "kmsg", "journald", "kernel_log", "nvidia_smi", "prometheus"]
 XidRuling = Literal["ignore", "suspect", "degraded", "drain", "fail"]
-
-
-def _require(ok: bool, key: str, value: object, allowed: str) -> None:
-    if not ok:
-        raise ValueError(f"`{key}` is {value!r}; allowed: {allowed}")
 
 
 class VerdictConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,11 +41,11 @@ class VerdictConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         for key in ("clear_s", "repeat_window_s", "flap_window_s", "quarantine_s"):
-            _require(getattr(self, key) > 0, key, getattr(self, key), "more than 0")
-        _require(self.settle_s >= 0, "settle_s", self.settle_s, "0 or more")
+            require(getattr(self, key) > 0, key, getattr(self, key), "more than 0")
+        require(self.settle_s >= 0, "settle_s", self.settle_s, "0 or more")
         for key in ("repeats", "flaps"):
-            _require(getattr(self, key) >= 2, key, getattr(self, key), "2 or more")
-        _require(
+            require(getattr(self, key) >= 2, key, getattr(self, key), "2 or more")
+        require(
             self.quarantine_max_s >= self.quarantine_s,
             "quarantine_max_s",
             self.quarantine_max_s,
@@ -83,21 +79,21 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         named = self.sources or ()
-        _require(len(set(named)) == len(named), "sources", list(named), "no repeats")
+        require(len(set(named)) == len(named), "sources", list(named), "no repeats")
         ok = 0 <= self.webhook_port <= 65_535
-        _require(ok, "webhook_port", self.webhook_port, "0 (off) to 65535")
-        _require(0.1 <= self.poll_s <= 3600, "poll_s", self.poll_s, "0.1 to 3600")
-        _require(1.02 <= self.slow_ratio <= 10, "slow_ratio", self.slow_ratio, "1.02 to 10")
+        require(ok, "webhook_port", self.webhook_port, "0 (off) to 65535")
+        require(0.1 <= self.poll_s <= 3600, "poll_s", self.poll_s, "0.1 to 3600")
+        require(1.02 <= self.slow_ratio <= 10, "slow_ratio", self.slow_ratio, "1.02 to 10")
         for code in self.xid:
             ok = code.isascii() and code.isdigit() and 1 <= int(code) <= 99_999
-            _require(ok, "xid", code, "Xid or SXid numbers in quotes, 1 to 99999")
+            require(ok, "xid", code, "Xid or SXid numbers in quotes, 1 to 99999")
         for name, gpu in self.gpus.items():
             rack, _, slot = gpu.rpartition("/")
             ok = bool(name) and bool(rack) and slot.isascii() and slot.isdigit()
-            _require(ok, f"gpus.{name}", gpu, "RACK/SLOT")
+            require(ok, f"gpus.{name}", gpu, "RACK/SLOT")
         for address, rack in self.switches.items():
-            _require(bool(normal_pci(address)), "switches", address, "PCI addresses in quotes")
-            _require(bool(rack), f"switches.{address}", rack, "the name of a rack")
+            require(bool(normal_pci(address)), "switches", address, "PCI addresses in quotes")
+            require(bool(rack), f"switches.{address}", rack, "the name of a rack")
         url = urlsplit(self.prometheus)
         ok = url.scheme in ("http", "https") and bool(url.hostname)
-        _require(ok, "prometheus", self.prometheus, "an http or https URL")
+        require(ok, "prometheus", self.prometheus, "an http or https URL")

@@ -13,17 +13,13 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from runtime.config_errors import require
 from storage.policy_state import POLICY_KINDS, Answer, Decider, Mode, PolicyKind
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _CLOCK = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
 MAX_APPROVALS = 5
-
-
-def _require(ok: bool, key: str, value: object, allowed: str) -> None:
-    if not ok:
-        raise ValueError(f"`{key}` is {value!r}; allowed: {allowed}")
 
 
 class QuietHours(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,8 +40,8 @@ class QuietHours(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         for key in ("begin", "end"):
             value = getattr(self, key)
-            _require(bool(_CLOCK.fullmatch(value)), key, value, '"00:00" to "23:59"')
-        _require(bool(self.days), "days", list(self.days), "at least one day")
+            require(bool(_CLOCK.fullmatch(value)), key, value, '"00:00" to "23:59"')
+        require(bool(self.days), "days", list(self.days), "at least one day")
         try:
             ZoneInfo(self.zone)
         except (KeyError, OSError, ValueError) as error:
@@ -91,7 +87,7 @@ class Approvals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         for kind in POLICY_KINDS:
             count = getattr(self, kind)
-            _require(1 <= count <= MAX_APPROVALS, kind, count, f"1 to {MAX_APPROVALS}")
+            require(1 <= count <= MAX_APPROVALS, kind, count, f"1 to {MAX_APPROVALS}")
 
 
 class Deciders(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,7 +124,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         for key in ("expires_s", "deadline_s", "evidence_max_age_s"):
-            _require(getattr(self, key) > 0, key, getattr(self, key), "more than 0")
+            require(getattr(self, key) > 0, key, getattr(self, key), "more than 0")
         for kind in POLICY_KINDS:
             count, own = self.num_approvals(kind), getattr(self, kind)
             if count > 1 and own in ("auto", "auto_after_deadline"):

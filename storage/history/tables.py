@@ -7,6 +7,8 @@ comes from the journal is keyed by (run, seq), so that recording an entry again 
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -37,6 +39,22 @@ def _key(*, second: str = "seq") -> tuple[Column[str], Column[int]]:
     return (
         Column("run", Text, primary_key=True),
         Column(second, BigInteger, primary_key=True, autoincrement=False),
+    )
+
+
+def _committed() -> tuple[Column[Any], ...]:
+    """What a committed step was. loss and the like are NULL where they were not a number; samples,
+    replica_step_s: JSON."""
+    return (
+        Column("at", Double, nullable=False),
+        Column("generation", Integer, nullable=False),
+        Column("loss", Double),
+        Column("grad_norm", Double),
+        Column("tokens", BigInteger, nullable=False),
+        Column("step_s", Double),
+        Column("exposed_sync_s", Double),
+        Column("samples", Text, nullable=False),
+        Column("replica_step_s", Text, nullable=False),
     )
 
 
@@ -93,22 +111,13 @@ GENERATIONS = Table(
     Column("body", LargeBinary, nullable=False),
 )
 
-# Keyed by step: one that was committed again after a failure replaces its row. loss and the like
-# are NULL where they were not a number. samples, replica_step_s: JSON.
+# Keyed by step: one that was committed again after a failure replaces its row.
 STEPS = Table(
     "steps",
     METADATA,
     *_key(second="step"),
     Column("seq", BigInteger, nullable=False),
-    Column("at", Double, nullable=False),
-    Column("generation", Integer, nullable=False),
-    Column("loss", Double),
-    Column("grad_norm", Double),
-    Column("tokens", BigInteger, nullable=False),
-    Column("step_s", Double),
-    Column("exposed_sync_s", Double),
-    Column("samples", Text, nullable=False),
-    Column("replica_step_s", Text, nullable=False),
+    *_committed(),
 )
 
 # Steps that a run lost when it went back to a checkpoint, as they stood in `steps`: no part of its
@@ -118,15 +127,7 @@ SUPERSEDED_STEPS = Table(
     METADATA,
     *_key(),
     Column("step", BigInteger, nullable=False),
-    Column("at", Double, nullable=False),
-    Column("generation", Integer, nullable=False),
-    Column("loss", Double),
-    Column("grad_norm", Double),
-    Column("tokens", BigInteger, nullable=False),
-    Column("step_s", Double),
-    Column("exposed_sync_s", Double),
-    Column("samples", Text, nullable=False),
-    Column("replica_step_s", Text, nullable=False),
+    *_committed(),
     Column("rolled_back_seq", BigInteger, nullable=False),
     Index(None, "run", "step"),
 )

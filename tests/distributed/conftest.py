@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.engine_pool import Cluster, Pool
 
@@ -29,3 +30,12 @@ def cluster(pool: Pool) -> Iterator[Callable[..., Cluster]]:
     yield make
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Ranks that are threads must not each ask for all cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

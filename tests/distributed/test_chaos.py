@@ -12,12 +12,13 @@ from itertools import combinations_with_replacement, cycle
 from typing import Literal
 
 import pytest
-import torch
 
 from runtime.engine.fail_points import Point
 from tests.support.chaos import Action, Drill, Fault, Shape
 from tests.support.chaos_hosts import ProcessHost, ThreadHost, chaos_config
 from tests.support.engine_pool import Pool
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ACTIONS: tuple[Action, ...] = ("kill", "hang", "hold")
 ALONE: tuple[Shape, ...] = ("shrinking", "mixed")
@@ -28,15 +29,6 @@ VICTIMS = ("r1/1", "r0/0", "r2/1", "r0/2", "r1/0", "r2/0")
 STRIDE = 29
 
 Pair = tuple[Shape, Literal["direct", "reshard"], Fault, Fault]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Ranks that are threads must not each ask for all cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def over_threads(shape: Shape, sync: Literal["direct", "reshard"], *faults: Fault) -> None:

@@ -14,6 +14,7 @@ from runtime.layout.shares import shares_by_slot
 from runtime.layout.units import rota, without
 from tests.support.engine_checks import (
     GQA,
+    ODD,
     UNTIED,
     assert_same_params,
     assert_same_steps,
@@ -25,18 +26,6 @@ from tests.support.engine_pool import Cluster, Part
 
 MakeCluster = Callable[..., Cluster]
 ALL = (0, 1, 2, 3)
-# 10 heads and 13 blocks: remainders over 3 and over 4 slots.
-ODD = ModelConfig(
-    num_layers=2,
-    hidden=20,
-    num_query_heads=10,
-    num_kv_heads=5,
-    head_dim=4,
-    mlp_hidden=13 * 4,
-    mlp_block=4,
-    vocab=259,
-    vocab_block=8,
-)
 SHAPES: list[tuple[Any, ...]] = [
     ("4+3", ODD, [4, 4], [Part(ALL, 4), Part((0, 2, 3), 3)]),
     ("4+3+2", GQA, [4, 4, 4], [Part(ALL, 3), Part((1, 2, 3), 3), Part((0, 3), 1)]),

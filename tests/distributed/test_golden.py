@@ -7,7 +7,6 @@ is a change of what runs train and must be meant.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -25,6 +24,8 @@ from tests.support.engine_checks import GQA, small_config
 from tests.support.engine_pool import Part
 from tests.support.engine_threads import ThreadCluster
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 RECORD = Path(__file__).parent.parent / "golden" / "losses.json"
 STEPS = 100
 ALL = (0, 1, 2, 3)
@@ -41,14 +42,6 @@ def config(
     base = small_config(GQA, 7, sync, fractional)
     train = msgspec.structs.replace(base.train, text=str(text), state_hash_every=25)
     return msgspec.structs.replace(base, train=train)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # Layout: sync strategy, shared units, and the shape of each stretch of the 100 steps.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from tests.support.defects import DEFECTS, Defect
 from tests.support.engine_proofs import caught_by
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 # Those that end in a hang wait for a deadline; the others are caught at once.
 FAST = frozenset({
@@ -27,14 +26,6 @@ FAST = frozenset({
     "roll forward on all ranks",
     "checkpoint rows in the wrong order",
 })  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_nothing_is_caught_where_nothing_is_wrong() -> None:

@@ -19,6 +19,7 @@ from runtime.engine.reference import Reference
 from runtime.engine.state import State
 from tests.support.engine_checks import (
     GQA,
+    ODD,
     UNTIED,
     assert_same_params,
     assert_same_steps,
@@ -31,17 +32,6 @@ from tests.support.engine_threads import ThreadCluster
 
 MakeCluster = Callable[..., Cluster]
 ALL = (0, 1, 2, 3)
-ODD = ModelConfig(
-    num_layers=2,
-    hidden=20,
-    num_query_heads=10,
-    num_kv_heads=5,
-    head_dim=4,
-    mlp_hidden=13 * 4,
-    mlp_block=4,
-    vocab=259,
-    vocab_block=8,
-)
 MIXED = [Part(ALL, 4), Part((0, 2, 3), 3)]
 SHAPES: list[Any] = [
     pytest.param(GQA, [4, 4], MIXED, id="4+3"),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-import torch
 from hypothesis import HealthCheck, example, given, settings
 
 from runtime.config import ModelConfig
 from tests.support.engine_pool import Cluster
 from tests.support.engine_threads import ThreadCluster
 from tests.support.engine_walks import Walk, take, walks
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 # One head in turns, a slot each: the short last micro-batch ends before some slot has its turn; it
 # has nothing to do there but must take part in every collective of backward all the same.
@@ -34,15 +35,6 @@ IDLE_SLOT = Walk(
     shapes=(((frozenset({1, 2, 3}), "training"),), ((frozenset({2, 3}), "training"),)),
     shares=(3, 3, 3),
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Ranks that are threads must not each ask for all cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.timeout(300)

@@ -234,7 +234,7 @@ class SimCluster:
             option = next(i for i, o in enumerate(proposal.options) if o.kind == kind)
         return self.decide(proposal, option=option)
 
-    def trigger(self, replica: int, kind: str) -> CommandResult:
+    def trigger(self, replica: int, kind: str, undoes: str = "") -> CommandResult:
         return self.submit(
             Trigger(
                 id=f"c{next(self._ids)}",
@@ -243,21 +243,12 @@ class SimCluster:
                 via="cli",
                 replica=replica,
                 kind=kind,  # type: ignore[arg-type]
+                undoes=undoes,
             )
         )
 
     def undo(self, proposal: Proposal) -> CommandResult:
-        return self.submit(
-            Trigger(
-                id=f"c{next(self._ids)}",
-                at=self.now,
-                who="ada",
-                via="cli",
-                replica=proposal.replica,
-                kind=proposal.kind,
-                undoes=proposal.id,
-            )
-        )
+        return self.trigger(proposal.replica, proposal.kind, undoes=proposal.id)
 
     def fault(self, gpu: str, kind: str, factor: float = 1.0) -> CommandResult:
         return self.submit(

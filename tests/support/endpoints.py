@@ -41,6 +41,19 @@ class HttpEndpoint:
 
 
 @contextmanager
+def _serving(server: socketserver.BaseServer) -> Iterator[int]:
+    """Serve on a thread; the port."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield int(server.server_address[1])  # type: ignore[index]
+        finally:
+            server.shutdown()
+            thread.join(10)
+
+
+@contextmanager
 def http_endpoint() -> Iterator[HttpEndpoint]:
     endpoint, hurry = HttpEndpoint(), threading.Event()
 
@@ -58,16 +71,11 @@ def http_endpoint() -> Iterator[HttpEndpoint]:
         def log_message(self, *_: Any) -> None:
             return
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        endpoint.port = int(server.server_address[1])
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
+    with _serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as endpoint.port:
         try:
             yield endpoint
         finally:
             hurry.set()
-            server.shutdown()
-            thread.join(10)
 
 
 @dataclass
@@ -125,15 +133,8 @@ def smtp_endpoint() -> Iterator[SmtpEndpoint]:
         def _say(self, text: str) -> None:
             self.wfile.write(f"{text}\r\n".encode())
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        endpoint.port = int(server.server_address[1])
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield endpoint
-        finally:
-            server.shutdown()
-            thread.join(10)
+    with _serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)) as endpoint.port:
+        yield endpoint
 
 
 def closed_port() -> int:

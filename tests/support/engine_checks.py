@@ -36,6 +36,18 @@ UNTIED = ModelConfig(
     vocab_block=32,
     tied=False,
 )
+# 10 heads and 13 blocks: remainders over 3 and over 4 slots.
+ODD = ModelConfig(
+    num_layers=2,
+    hidden=20,
+    num_query_heads=10,
+    num_kv_heads=5,
+    head_dim=4,
+    mlp_hidden=13 * 4,
+    mlp_block=4,
+    vocab=259,
+    vocab_block=8,
+)
 
 
 # The engine goes by the plan; only the config's own check needs a rack that fits.

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import torch
 
-from runtime.config import Config, ModelConfig
+from runtime.config import Config
 from runtime.engine.checkpoint import load_units, write_part
 from runtime.engine.reference import Reference
 from runtime.engine.state import State, StateLayout
@@ -23,6 +23,7 @@ from runtime.layout.units import held_units, parameters
 from runtime.plan.generation import RollForward
 from runtime.plan.manifest import Manifest
 from tests.support.engine_checks import (
+    ODD,
     assert_same_params,
     assert_same_units,
     small_config,
@@ -34,17 +35,7 @@ from tests.support.engine_threads import ThreadCluster
 # A second is plenty for a command; a rank that waits for longer waits for nobody.
 DEADLINE_S = 4.0
 ALL = (0, 1, 2, 3)
-MODEL = ModelConfig(
-    num_layers=1,
-    hidden=16,
-    num_query_heads=10,
-    num_kv_heads=5,
-    head_dim=4,
-    mlp_hidden=13 * 4,
-    mlp_block=4,
-    vocab=259,
-    vocab_block=16,
-)
+MODEL = msgspec.structs.replace(ODD, num_layers=1, hidden=16, vocab_block=16)
 # One head in turns: in a micro-batch of a single sample most of its sharers have nothing to do.
 FEW_HEADS = msgspec.structs.replace(MODEL, num_query_heads=1, num_kv_heads=1)
 IDLE = [Part((0, 2, 3), 5), Part(ALL, 2)]
