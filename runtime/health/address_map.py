@@ -35,12 +35,11 @@ class AddressMap:
         for names in (known or {}, pinned or {}):
             self._by_name |= {_plain(name): gpu for name, gpu in names.items() if gpu in ours}
         # A pin may name an address too: a fixed machine, or one without UUIDs.
-        self._fixed = {
+        self._by_pci: dict[str, str] = {
             normal_pci(name): gpu
             for name, gpu in (pinned or {}).items()
             if normal_pci(name) and gpu in ours
         }
-        self._by_pci: dict[str, str] = dict(self._fixed)
 
     def learn(self, identities: Iterable[Identity], *, complete: bool = True) -> None:
         """Take who sits where now.
@@ -81,10 +80,6 @@ class AddressMap:
         if identity.pci:
             self._by_pci = {at: who for at, who in self._by_pci.items() if who != gpu}
             self._by_pci[identity.pci] = gpu
-
-    def rebooted(self) -> None:
-        """Addresses may have changed; names hold."""
-        self._by_pci = dict(self._fixed)
 
     def gpu_of(self, *, pci: str = "", uuid: str = "") -> str | None:
         """The GPU at an address or of a UUID; None when it is not one of ours."""
