@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from runtime.control.coordinator import Coordinator
 
 KEPT_EVIDENCE = 20
+LOOK_EVERY_S = 10.0
 # Evidence that is older than this part of what is allowed when a proposal opens is looked at once
 # more, and that is evidence too.
 CONFIRM_FROM = 0.1
@@ -57,6 +58,9 @@ class Desk:
         # What will have been dismissed once the change under way is through.
         self._after_change: set[Facts] = set()
         self._evidence: dict[int, list[tuple[float, str]]] = {}
+        # Why a replica cannot be planned for, told once.
+        self._unplanned: dict[int, tuple[Facts, str]] = {}
+        self._looked_at = 0.0
         self.followup = Followup(config)
 
     # what the coordinator asks ---------------------------------------------------------------
@@ -158,6 +162,7 @@ class Desk:
         """Let proposals lapse whose facts are gone, and open those that are due."""
         if coordinator.plan is None or not coordinator.takes_decisions:
             return
+        self._looked_at = now
         facts = {r.replica: facts_of(coordinator, r.replica) for r in coordinator.plan.replicas}
         for proposal in self.book.open_ones():
             about = self.book.facts(proposal.id)
@@ -178,6 +183,9 @@ class Desk:
         """Expire proposals and carry out what policy answers."""
         if self.policy.has_turned(now):
             self._rule_anew(coordinator, now)
+        if now - self._looked_at >= LOOK_EVERY_S:
+            # What did not pay may do by now: it is measured all the time.
+            self.refresh(coordinator, now)
         for proposal in self.book.open_ones():
             if now >= proposal.expires_at:
                 standing_s = proposal.expires_at - proposal.created_at
@@ -288,21 +296,21 @@ class Desk:
 
     def _is_due(self, about: Facts) -> bool:
         _, mode, live, alive, left_out, spares = about
-        fit = tuple(slot for slot in alive if slot not in left_out)
         if about in self._dismissed or not alive:
             return False
-        if not fit:
-            return mode == "training"  # The whole replica is to be left out.
         # Whoever lost slots can be whole again where there are spares.
-        short = bool(spares) and len(fit) < self._num_slots[about[0]]
-        return mode != "training" or live != fit or short
+        short = bool(spares) and len(alive) < self._num_slots[about[0]]
+        return mode != "training" or live != alive or bool(left_out) or short
 
     def _open(self, coordinator: Coordinator, replica: int, about: Facts, now: float) -> None:
         try:
             comparison = compare(self.situation(coordinator), replica)
         except PlanError as error:
-            self._event("planning_failed", str(error), coordinator.number, now)
+            if self._unplanned.get(replica) != (about, str(error)):
+                self._unplanned[replica] = about, str(error)
+                self._event("planning_failed", str(error), coordinator.number, now)
             return
+        self._unplanned.pop(replica, None)
         choice = comparison.choice
         if choice.kind == "carry_on" or not choice.feasible:
             return

@@ -40,11 +40,15 @@ _KINDS: dict[GpuState, str] = {
 
 
 class LeftOut(NamedTuple):
-    """Slots of a replica to leave out though they live. urgent: carrying on with them is no
-    choice; else it is one option among others."""
+    """Slots of a replica that are better left out though they live. unfit: carrying on with them is
+    no choice. slow: leaving them out is one option among others."""
 
-    slots: tuple[int, ...]
-    urgent: bool
+    unfit: tuple[int, ...]
+    slow: tuple[int, ...]
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        return tuple(sorted((*self.unfit, *self.slow)))
 
 
 class ExaminerMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,13 +115,13 @@ class Examiner:
 
     def left_out(self, gpus: Sequence[str]) -> LeftOut:
         """Which of a replica's GPUs (by slot) are better left out."""
-        condemned = {
+        unfit = tuple(
             slot
             for slot, gpu in enumerate(gpus)
             if BADNESS[self._book.verdict(gpu).state] >= BADNESS["draining"]
-        }
-        slow = {slot for slot, gpu in enumerate(gpus) if gpu in self._slow}
-        return LeftOut(tuple(sorted(condemned | slow)), urgent=bool(condemned))
+        )
+        slow = (slot for slot, gpu in enumerate(gpus) if gpu in self._slow and slot not in unfit)
+        return LeftOut(unfit, tuple(slow))
 
     # events ----------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from runtime.config import Config
-from runtime.control.examiner import LeftOut
 from runtime.control.succession import Aim
 from runtime.layout.takeover import home_holders
 from runtime.plan.situation import ReplicaSituation, ReplicaTarget, Situation
@@ -51,9 +50,8 @@ def _replica(
     gpus = coordinator.fleet.seats(replica)
     alive = coordinator.fleet.alive(replica)
     slowness = tuple(coordinator.examiner.slowness(gpu) for gpu in gpus)
-    left_out = coordinator.examiner.left_out(gpus)
-    if wanted is not None:
-        left_out = LeftOut(wanted, urgent=False)
+    found = coordinator.examiner.left_out(gpus)
+    leaving, slow = (found.unfit, found.slow) if wanted is None else (wanted, ())
     normal = (config.emulated.normal_cap_w,) * rack.gpus
     if coordinator.generations.previous is None:
         return ReplicaSituation(
@@ -78,9 +76,10 @@ def _replica(
         home=home,
         holders=plan.holders,
         live=live,
-        returned=tuple(slot for slot in alive if slot not in live and slot not in left_out.slots),
-        left_out=tuple(slot for slot in left_out.slots if slot in live),
-        unfit=left_out.urgent and any(slot in live for slot in left_out.slots),
+        returned=tuple(slot for slot in alive if slot not in live and slot not in leaving),
+        left_out=tuple(slot for slot in leaving if slot in live),
+        unfit=wanted is None and any(slot in live for slot in leaving),
+        slow=tuple(slot for slot in slow if slot in alive),
         caps_w=tuple(
             cap or config.emulated.normal_cap_w
             for cap in (coordinator.power.wished_w(replica) or plan.caps_w or normal)

@@ -34,6 +34,7 @@ _NO_BOOST: dict[LimitedBy, str] = {
     "device": "the normal cap is the highest the GPUs take",
 }
 _SAME_PACE = 1e-6
+_RESHAPES: tuple[ActionKind, ...] = ("grow", "shrink", "shrink_boost", "replace")
 
 
 class _Change(NamedTuple):
@@ -49,10 +50,26 @@ class _Change(NamedTuple):
 
 
 def build(situation: Situation, subject: ReplicaSituation, kind: ActionKind) -> Option:
-    """The option of `kind` for replica `subject`; infeasible ones say why in `reason`."""
+    """The option of `kind` for replica `subject`; infeasible ones say why in `reason`.
+
+    Slow slots stay or go, whichever promises more."""
+    if not subject.slow or kind not in _RESHAPES:
+        return _build(situation, subject, kind)
+    kept, left = (
+        _build(*_instead(situation, subject, other), kind)
+        for other in (subject.keeping_slow, subject.leaving_slow)
+    )
+    if not kept.feasible or (left.feasible and left.goodput > kept.goodput):
+        return left
+    slots = ", ".join(map(str, subject.slow))
+    return msgspec.structs.replace(kept, risk=f"{kept.risk} Slot {slots} is slow and stays.")
+
+
+def _build(situation: Situation, subject: ReplicaSituation, kind: ActionKind) -> Option:
     reason = ""
-    if subject.left_out and kind in ("shrink", "shrink_boost", "replace"):
+    if subject.left_out and kind in _RESHAPES:
         reason = _nobody_else(situation, subject)
+    if subject.left_out and kind != "grow" and kind in _RESHAPES:
         situation, subject = _instead(situation, subject, subject.drained)
     reason = reason or _obstacle(situation, subject, kind)
     if reason:

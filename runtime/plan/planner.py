@@ -132,7 +132,7 @@ def _subject(situation: Situation, replica: int) -> ReplicaSituation:
 
 def _kinds(subject: ReplicaSituation) -> tuple[ActionKind, ...]:
     """What to compare, simplest first."""
-    if subject.dead or subject.left_out:
+    if subject.dead or subject.left_out or subject.slow:
         grow: tuple[ActionKind, ...] = ("grow",) if subject.returned else ()
         return ("carry_on", "shrink", "shrink_boost", *grow, "drop", "replace", "restart")
     return ("carry_on", "grow", "drop")

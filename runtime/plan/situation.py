@@ -37,8 +37,9 @@ class ReplicaSituation(msgspec.Struct, frozen=True, kw_only=True):
         back but hold nothing yet; all others are dead.
     caps_w, slowness: per slot; slowness is measured, 1.0 is none, () means none anywhere.
     spares: GPUs of its rack that live and fill no slot.
-    left_out: live slots that an option may leave out: slow, or about to fail. unfit: to carry on
-        with them is no choice.
+    left_out: live slots that every option but carrying on leaves out. unfit: they are about to
+        fail, so carrying on is no choice.
+    slow: live or returned slots that an option leaves out where that promises more.
     """
 
     replica: int
@@ -53,6 +54,7 @@ class ReplicaSituation(msgspec.Struct, frozen=True, kw_only=True):
     slowness: tuple[float, ...] = ()
     left_out: tuple[int, ...] = ()
     unfit: bool = False
+    slow: tuple[int, ...] = ()
     spares: tuple[str, ...] = ()
 
     @property
@@ -68,6 +70,21 @@ class ReplicaSituation(msgspec.Struct, frozen=True, kw_only=True):
     def usable(self) -> tuple[int, ...]:
         """Slots that could train: live or returned, and fit."""
         return tuple(sorted({*self.live, *self.returned} - set(self.left_out)))
+
+    @property
+    def keeping_slow(self) -> ReplicaSituation:
+        """The replica with its slow slots as good as any."""
+        return msgspec.structs.replace(self, slow=())
+
+    @property
+    def leaving_slow(self) -> ReplicaSituation:
+        """The replica whose slow slots are to be left out."""
+        return msgspec.structs.replace(
+            self,
+            left_out=tuple(sorted({*self.left_out, *self.slow} & set(self.live))),
+            returned=tuple(slot for slot in self.returned if slot not in self.slow),
+            slow=(),
+        )
 
     @property
     def drained(self) -> ReplicaSituation:

@@ -266,14 +266,27 @@ DEAD = st.dictionaries(
 )
 
 
-@given(dead=DEAD, back=st.dictionaries(st.integers(0, 2), st.sets(st.integers(0, 7))))
+def with_slow(was: ReplicaSituation, slow: set[int], factor: float) -> ReplicaSituation:
+    found = tuple(sorted(slow & {*was.live, *was.returned}))
+    slowness = tuple(factor if slot in found else 1.0 for slot in range(was.num_slots))
+    return msgspec.structs.replace(was, slow=found, slowness=slowness)
+
+
+@given(
+    dead=DEAD,
+    back=st.dictionaries(st.integers(0, 2), st.sets(st.integers(0, 7))),
+    slow=st.dictionaries(st.integers(0, 2), st.sets(st.integers(0, 7))),
+    factor=st.sampled_from([1.15, 2.0, 10.0]),
+)
 def test_every_feasible_option_can_be_carried_out(
-    dead: dict[int, set[int]], back: dict[int, set[int]]
+    dead: dict[int, set[int]], back: dict[int, set[int]], slow: dict[int, set[int]], factor: float
 ) -> None:
     returned = {index: sorted(slots - dead.get(index, set())) for index, slots in back.items()}
     now = situation(
         dead={index: sorted(slots) for index, slots in dead.items()}, returned=returned, num_racks=3
     )
+    replicas = tuple(with_slow(r, slow.get(r.replica, set()), factor) for r in now.replicas)
+    now = msgspec.structs.replace(now, replicas=replicas)
     for index in range(3):
         for each in compare(now, index).options:
             assert each.feasible == (each.reason == "")
