@@ -78,9 +78,11 @@ class Fence:
         ]
         late = [view for view in alive if view.gpu not in coordinator.parked]
         guilty = [view for view in late if now - view.pulse_at > SILENT_S]
+        # Whoever enters waits for the others, and looks the same if it hangs: an abort will tell.
+        entering = coordinator.phase == "entering" or any(view.phase == "move" for view in late)
         if coordinator.phase == "leaving" and coordinator.change.aborts:
             guilty = late
-        elif not guilty and coordinator.phase != "entering":
+        elif not guilty and not entering:
             # What is known to make it slow does not make it hung.
             guilty = [
                 view
@@ -89,7 +91,7 @@ class Fence:
             ]
         why = f"made no progress for {deadline:.1f} s"
         if not guilty:
-            if coordinator.phase == "entering" or all(
+            if entering or all(
                 view.phase in _WAITS and view.phase_age_s > deadline for view in late
             ):
                 coordinator.retry_generation(f"no step for {deadline:.1f} s, nobody at fault", now)
