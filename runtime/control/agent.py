@@ -42,13 +42,17 @@ _LOG = logging.getLogger(__name__)
 
 
 class _Slot:
-    """One GPU of this host and the worker process on it, if any."""
+    """One GPU of this host and the worker process on it, if any.
+
+    struck: the process is being ended. next_store: start another one as soon as it is gone."""
 
     def __init__(self, gpu: str) -> None:
         self.gpu = gpu
         self.process: ForkServerProcess | None = None
         self.channel: Channel | None = None
         self.connection: Connection | None = None
+        self.struck = False
+        self.next_store: tuple[str, int] | None = None
 
     @property
     def alive(self) -> bool:
@@ -168,7 +172,9 @@ class Agent:
 
     def _start(self, slot: _Slot, store: tuple[str, int]) -> None:
         if slot.alive:
+            slot.next_store = store if slot.struck else None
             return
+        slot.struck, slot.next_store = False, None
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
             target=self._entry, args=(self._config_json, slot.gpu, store, theirs), name=slot.gpu
@@ -213,6 +219,8 @@ class Agent:
             m.WorkerExited(gpu=slot.gpu, pid=process.pid or 0, code=code, at=time.time()),
             kept=(slot.gpu, "exited"),
         )
+        if slot.next_store is not None:
+            self._start(slot, slot.next_store)
 
     def _end_workers(self) -> None:
         quit_ = m.encode(m.Quit())
@@ -266,6 +274,9 @@ class Agent:
     def _strike(self, order: m.KillWorker) -> None:
         slot = self._slots.get(order.gpu)
         if slot is not None and slot.process is not None and slot.process.pid is not None:
+            if order.pid not in (0, slot.process.pid):
+                return
+            slot.struck = slot.struck or order.how == "kill"
             os.kill(slot.process.pid, signal.SIGKILL if order.how == "kill" else signal.SIGSTOP)
 
     def _forward(self, gpu: str, message: m.ToWorker) -> None:

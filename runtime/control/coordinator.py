@@ -328,14 +328,12 @@ class Coordinator:
         elif parked.last is not None and parked.last.step > self.progress.committed:
             # The steps before it may yet be told: whoever told them is cut off, not gone.
             self._held = parked.last
-        at_the_end = 0 < self.config.train.steps <= parked.standing.applied_step
-        if self.phase in ("entering", "training") and self._is_member(parked.gpu):
-            if at_the_end:
-                return
+        all_done = 0 < self.config.train.steps <= parked.standing.applied_step
+        if self.phase == "leaving":
+            self._form_when_parked(now)
+        elif self.phase in ("entering", "training") and self._is_member(view.gpu) and not all_done:
             # It lost a peer before we did.
             self.retry_generation(f"{parked.gpu} left it by itself", now)
-        elif self.phase == "leaving":
-            self._form_when_parked(now)
 
     def _form_when_parked(self, now: float) -> None:
         assert self.plan is not None
@@ -456,10 +454,11 @@ class Coordinator:
     def stop_rank(self, gpu: str, why: str, now: float) -> None:
         """Have the agent kill a rank's process; its end then is a failure like any other."""
         self.event("rank_fenced", "critical", why, now, gpu)
-        self.order(m.KillWorker(gpu=gpu), self.fleet[gpu].host)
+        self._roll_call.kill(self, gpu, self.fleet[gpu].pid)
 
     def give_up_rank(self, gpu: str, why: str, now: float) -> None:
         """Go on without a rank whose process cannot be stopped: nobody will meet it again."""
+        self._roll_call.give_up(self, gpu)
         self.lose(gpu, now, now, why)
 
     def retry_generation(self, why: str, now: float) -> None:

@@ -213,10 +213,13 @@ class StartWorkers(_Message, frozen=True, kw_only=True, tag="start_workers"):
 
 
 class KillWorker(_Message, frozen=True, kw_only=True, tag="kill_worker"):
-    """Fence a worker (SIGKILL), or stop it in its tracks (SIGSTOP) to inject a hang."""
+    """Fence a worker (SIGKILL), or stop it in its tracks (SIGSTOP) to inject a hang.
+
+    pid: only if it still is this process; 0 for any."""
 
     gpu: str
     how: Literal["kill", "hang"] = "kill"
+    pid: int = 0
 
 
 class CorruptState(_Message, frozen=True, kw_only=True, tag="corrupt_state"):

@@ -38,6 +38,8 @@ class RollCall:
                 view.status, view.since = "starting", now
             elif pid is None and view.status == "alive":
                 coordinator.lose(view.gpu, now, now, "its process is gone")
+            elif pid is not None and pid == view.gone_pid:
+                self.kill(coordinator, view.gpu, pid)  # The order may have been lost.
         if coordinator.phase == "ended":
             coordinator.order(m.Quit(), hello.host)
             return
@@ -109,6 +111,16 @@ class RollCall:
         for view in coordinator.fleet:
             if view.host == host and view.status in ("alive", "starting"):
                 coordinator.lose(view.gpu, now, now, f"agent {host} is gone")
+
+    def kill(self, coordinator: Coordinator, gpu: str, pid: int) -> None:
+        """Have the agent end the process `pid` on a GPU, and no other."""
+        coordinator.order(m.KillWorker(gpu=gpu, pid=pid), coordinator.fleet[gpu].host)
+
+    def give_up(self, coordinator: Coordinator, gpu: str) -> None:
+        """A worker is gone for us, though its process may still be there: it must not come back."""
+        view = coordinator.fleet[gpu]
+        view.gone_pid = view.pid
+        self.kill(coordinator, gpu, view.pid)
 
     def start_when_ready(self, coordinator: Coordinator, now: float) -> None:
         """Form the first generation when every worker is up, or those that are at the deadline."""

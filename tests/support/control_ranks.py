@@ -101,7 +101,7 @@ class SimRanks:
                 if gpu not in self._slow_start and gpu not in self.workers:
                     self.start(gpu)
         elif isinstance(order, m.KillWorker):
-            if order.gpu in self.workers:
+            if order.gpu in self.workers and order.pid in (0, self.workers[order.gpu].pid):
                 self.kill(order.gpu) if order.how == "kill" else self.stop(order.gpu)
         elif isinstance(order, m.SetDevice):
             self.caps_w.update(order.caps_w)

@@ -197,9 +197,10 @@ def test_whatever_is_repaired_trains_again_where_policy_acts(
         if cluster.finish is not None:
             return
         for gpu in cluster.host_of:
-            if gpu not in cluster.workers:
+            view = cluster.coordinator.fleet[gpu]
+            if view.status == "dead":
                 cluster.fault(gpu, "repair")
-            elif cluster.coordinator.fleet[gpu].slowness > 1.0:
+            elif view.slowness > 1.0:
                 cluster.fault(gpu, "slow", 1.0)
         if cluster.coordinator.phase == "training" and cluster.shape() == whole:
             break
