@@ -229,6 +229,28 @@ def test_a_lost_host_is_left_out_and_may_return() -> None:
     cluster.check()
 
 
+def test_workers_given_up_while_their_agent_was_away_end_when_it_is_back() -> None:
+    cluster = running(2, 2, hosts=("a", "b"))
+    given_up = [cluster.workers[gpu].pid for gpu in ("rack-0/0", "rack-0/1")]
+    cluster.stop("rack-0/0")
+    cluster.disconnect("a")
+    cluster.run_until(lambda: cluster.shape() == [(), (0, 1)])
+    cluster.reconnect("a")
+    cluster.run(0.1)
+    assert cluster.workers.keys() == {"rack-1/0", "rack-1/1"}
+    for gpu in ("rack-0/0", "rack-0/1"):
+        assert cluster.fault(gpu, "repair").ok
+    cluster.run(1.0)
+    assert cluster.approve(cluster.wait_for_proposal(0)).ok
+    cluster.run_until(lambda: cluster.shape() == [(0, 1), (0, 1)])
+    # A late order to end the old ones means nobody any more.
+    for pid in given_up:
+        cluster.ranks.obey(m.KillWorker(gpu="rack-0/0", pid=pid), "a")
+    cluster.run_steps(3)
+    assert cluster.shape() == [(0, 1), (0, 1)]
+    cluster.check()
+
+
 def test_steps_committed_while_the_agent_was_away_are_told_again_once() -> None:
     cluster = running()
     cluster.disconnect("localhost")
