@@ -173,43 +173,6 @@ def test_any_history_with_spares_and_checkpoints(history: list[tuple[str, int]])
     _play(cluster, history)
 
 
-FAULTS = [name for name in ACTIONS if name not in ("approve", "reject", "trigger")]
-
-
-@settings(max_examples=100)
-@given(history=st.lists(st.tuples(st.sampled_from([*FAULTS, "wait", "repair"]), GPUS), max_size=40))
-def test_whatever_is_repaired_trains_again_where_policy_acts(
-    history: list[tuple[str, int]],
-) -> None:
-    policy = PolicyConfig(shrink="auto", grow="auto")
-    config = sim_config(2, 2, 2, hosts=("a", "b", "b"), step_s=0.3, policy=policy)
-    cluster = SimCluster(config)
-    cluster.run_steps(3)
-    for name, index in history:
-        ACTIONS[name](cluster, index)
-        cluster.run(0.02)
-    for host in list(cluster.cut):
-        cluster.reconnect(host)
-    if cluster.coordinator.phase == "paused" or cluster.coordinator.pausing.why:
-        cluster.submit(Resume(id="resume", at=cluster.now, who="ada", via="cli"))
-    whole = [(0, 1)] * 3
-    for _ in range(60):
-        if cluster.finish is not None:
-            return
-        for gpu in cluster.host_of:
-            view = cluster.coordinator.fleet[gpu]
-            if view.status == "dead":
-                cluster.fault(gpu, "repair")
-            elif view.slowness > 1.0:
-                cluster.fault(gpu, "slow", 1.0)
-        if cluster.coordinator.phase == "training" and cluster.shape() == whole:
-            break
-        cluster.run(5.0)
-    assert cluster.shape() == whole, cluster.entries[-5:]
-    cluster.run_steps(2)
-    cluster.check()
-
-
 def _play(cluster: SimCluster, history: list[tuple[str, int]]) -> None:
     # A host that is away for too long is given up; what it knew alone is then lost.
     cluster.gone_for_good = any(name == "cut or reconnect" for name, _ in history)
