@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.config import ControlConfig
+from runtime.config import ControlConfig, PolicyConfig
 from runtime.control import messages as m
 from runtime.control.fence import OBEYED_S
 from tests.support.control_cluster import SimCluster, sim_config
@@ -55,6 +55,21 @@ def test_a_rank_that_hangs_while_the_generation_is_entered() -> None:
     assert fenced(cluster) == ["rack-1/1"]
     assert cluster.now - began < 8.0
     assert cluster.shape() == [(), (), (0, 1)]
+    cluster.check()
+
+
+def test_a_rank_that_hangs_while_entering_what_the_next_change_is_to_end() -> None:
+    policy = PolicyConfig(shrink="auto", grow="auto")
+    cluster = running(2, 2, 2, policy=policy, control=ControlConfig(step_deadline_s=4.0))
+    cluster.kill("rack-0/0", "rack-0/1")
+    cluster.run_until(lambda: cluster.coordinator.phase == "entering")
+    cluster.jam("rack-1/0")
+    assert cluster.fault("rack-0/0", "repair").ok
+    cluster.run_until(lambda: cluster.coordinator.phase == "leaving")
+    assert cluster.coordinator.change.planned
+    cluster.run_steps(2)
+    assert fenced(cluster) == ["rack-1/0"]
+    assert not cluster.events("run_stalled")
     cluster.check()
 
 
