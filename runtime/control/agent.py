@@ -164,6 +164,10 @@ class Agent:
         for source in ready:
             if isinstance(source, int) and source in watched:
                 self._bury(watched[source])
+        # Not sooner: what is ready may still be of the last process.
+        for slot in self._slots.values():
+            if slot.next_store is not None:
+                self._start(slot, slot.next_store)
         while not self._orders.empty():
             self._obey(self._orders.get())
         if self._controller is not None:
@@ -172,7 +176,8 @@ class Agent:
 
     def _start(self, slot: _Slot, store: tuple[str, int]) -> None:
         if slot.alive:
-            slot.next_store = store if slot.struck else None
+            if slot.struck:
+                slot.next_store = store
             return
         slot.struck, slot.next_store = False, None
         ours, theirs = self._context.Pipe()
@@ -219,8 +224,6 @@ class Agent:
             m.WorkerExited(gpu=slot.gpu, pid=process.pid or 0, code=code, at=time.time()),
             kept=(slot.gpu, "exited"),
         )
-        if slot.next_store is not None:
-            self._start(slot, slot.next_store)
 
     def _end_workers(self) -> None:
         quit_ = m.encode(m.Quit())

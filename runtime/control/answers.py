@@ -168,7 +168,5 @@ def _repair(coordinator: Coordinator, command: Fault, now: float) -> str:
         raise Refused("invalid", f"{view.gpu} is already being brought back")
     view.status, view.since = "starting", now
     coordinator.examiner.repair_began(coordinator, view.gpu, now)
-    if view.gone_pid:  # One that was given up may still be there.
-        coordinator.order(m.KillWorker(gpu=view.gpu, pid=view.gone_pid), view.host)
-    coordinator.order(m.StartWorkers(gpus=(view.gpu,), store=coordinator.store), view.host)
+    coordinator.roll_call.start_afresh(coordinator, view.gpu)
     return f"{view.gpu} is being brought back"

@@ -82,7 +82,7 @@ class Coordinator:
         self.last_words = ""
         self._fence = Fence()
         self._farewell = Farewell()
-        self._roll_call = RollCall()
+        self.roll_call = RollCall()
         self.checkpoints = Checkpoints(checkpoints, config.checkpoint, now)
         self._held: m.StepDone | None = None
         self._parked: set[str] = set()
@@ -97,7 +97,7 @@ class Coordinator:
     def handle(self, message: m.FromAgent, now: float) -> list[Instruction]:
         """Take one message of an agent or worker."""
         if isinstance(message, m.AgentHello):
-            self._roll_call.hello(self, message, now)
+            self.roll_call.hello(self, message, now)
         elif isinstance(message, m.CapsSet | m.CapsReturned):
             self._on_caps(message, now)
         elif isinstance(message, m.Observed | m.SourceChanged):
@@ -105,9 +105,9 @@ class Coordinator:
         elif message.gpu not in self.fleet:
             self.event("unknown_gpu", "warning", f"a message came from {message.gpu}", now)
         elif isinstance(message, m.WorkerReady):
-            self._roll_call.ready(self, message, now)
+            self.roll_call.ready(self, message, now)
         elif isinstance(message, m.WorkerExited):
-            self._roll_call.exited(self, message, now)
+            self.roll_call.exited(self, message, now)
         elif isinstance(message, m.Parked):
             self._on_parked(message, now)
         elif isinstance(message, m.Entered):
@@ -130,7 +130,7 @@ class Coordinator:
         """Look at deadlines; call a few times a second."""
         if self.phase != "ended":
             if self.phase == "starting" and self.number == 0:
-                self._roll_call.start_when_ready(self, now)
+                self.roll_call.start_when_ready(self, now)
             self.pausing.tick(self, now)
             self.fallback.tick(self, now)
             self.checkpoints.tick(self, now)
@@ -264,7 +264,7 @@ class Coordinator:
 
     def host_lost(self, host: str, now: float) -> list[Instruction]:
         """An agent stayed away past its deadline: its GPUs are gone for this run."""
-        self._roll_call.host_lost(self, host, now)
+        self.roll_call.host_lost(self, host, now)
         return self.outgoing.take()
 
     def lose(self, gpu: str, happened_at: float, now: float, why: str) -> None:
@@ -454,11 +454,11 @@ class Coordinator:
     def stop_rank(self, gpu: str, why: str, now: float) -> None:
         """Have the agent kill a rank's process; its end then is a failure like any other."""
         self.event("rank_fenced", "critical", why, now, gpu)
-        self._roll_call.kill(self, gpu, self.fleet[gpu].pid)
+        self.roll_call.kill(self, gpu, self.fleet[gpu].pid)
 
     def give_up_rank(self, gpu: str, why: str, now: float) -> None:
         """Go on without a rank whose process cannot be stopped: nobody will meet it again."""
-        self._roll_call.give_up(self, gpu)
+        self.roll_call.give_up(self, gpu)
         self.lose(gpu, now, now, why)
 
     def retry_generation(self, why: str, now: float) -> None:

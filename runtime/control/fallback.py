@@ -88,7 +88,7 @@ class Fallback:
     def _replace_all(self, coordinator: Coordinator, now: float) -> None:
         for gpu in sorted(coordinator.fleet.living):
             coordinator.fleet.replace(gpu, now)
-            coordinator.order(m.KillWorker(gpu=gpu), coordinator.fleet[gpu].host)
+            coordinator.roll_call.start_afresh(coordinator, gpu)
 
     def _roll_back(self, coordinator: Coordinator, start: Start, word: str, now: float) -> None:
         committed = coordinator.progress.committed

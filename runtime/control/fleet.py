@@ -21,8 +21,7 @@ class GpuView:
     """One GPU as the controller sees it.
 
     standing: its worker's newest word, None without one. gone_pid: of its last worker that ended.
-    said: why its worker says that it cannot go on. replaced: its worker is ended so that a fresh
-    one takes its place.
+    said: why its worker says that it cannot go on.
     """
 
     gpu: str
@@ -37,7 +36,6 @@ class GpuView:
     slowness: float = 1.0
     gone_pid: int = 0
     said: str = ""
-    replaced: bool = False
     standing: Standing | None = None
 
 
@@ -115,7 +113,7 @@ class Fleet:
     def replace(self, gpu: str, now: float) -> None:
         """Its worker is ended by us; a fresh one is started as soon as it is gone."""
         view = self._gpus[gpu]
-        view.status, view.since, view.replaced, view.standing = "starting", now, True, None
+        view.status, view.since, view.standing = "starting", now, None
         view.gone_pid, view.pid = view.pid, 0
 
     def exited(self, gpu: str, now: float) -> None:

@@ -29,6 +29,10 @@ class RollCall:
             if view.host != hello.host:
                 continue
             pid = hello.workers.get(view.gpu)
+            if pid is not None and pid == view.gone_pid:
+                # The order to end it may have been lost; whoever starts next comes after it.
+                self.kill(coordinator, view.gpu, pid)
+                pid = None
             first = view.status == "absent" and coordinator.phase == "starting"
             # No GPU was left, and a host is back: its processes are gone, its GPUs need not be.
             if another and coordinator.phase == "restoring":
@@ -38,8 +42,6 @@ class RollCall:
                 view.status, view.since = "starting", now
             elif pid is None and view.status == "alive":
                 coordinator.lose(view.gpu, now, now, "its process is gone")
-            elif pid is not None and pid == view.gone_pid:
-                self.kill(coordinator, view.gpu, pid)  # The order may have been lost.
         if coordinator.phase == "ended":
             coordinator.order(m.Quit(), hello.host)
             return
@@ -91,11 +93,6 @@ class RollCall:
     def exited(self, coordinator: Coordinator, exited: m.WorkerExited, now: float) -> None:
         """A worker's process is gone."""
         view = coordinator.fleet[exited.gpu]
-        if view.replaced and exited.pid == view.gone_pid:
-            view.replaced = False
-            start = m.StartWorkers(gpus=(view.gpu,), store=coordinator.store)
-            coordinator.order(start, view.host)
-            return
         # An agent tells again: the end of an earlier worker says nothing about the present one.
         unseen = view.status == "starting" and exited.pid != view.gone_pid
         if (exited.pid != view.pid and not unseen) or coordinator.phase == "ended":
@@ -115,6 +112,14 @@ class RollCall:
     def kill(self, coordinator: Coordinator, gpu: str, pid: int) -> None:
         """Have the agent end the process `pid` on a GPU, and no other."""
         coordinator.order(m.KillWorker(gpu=gpu, pid=pid), coordinator.fleet[gpu].host)
+
+    def start_afresh(self, coordinator: Coordinator, gpu: str) -> None:
+        """Have a fresh process on a GPU, as soon as the last one is gone, if it is still there."""
+        view = coordinator.fleet[gpu]
+        if view.gone_pid:
+            self.kill(coordinator, gpu, view.gone_pid)
+        start = m.StartWorkers(gpus=(gpu,), store=coordinator.store)
+        coordinator.order(start, view.host)
 
     def give_up(self, coordinator: Coordinator, gpu: str) -> None:
         """A worker is gone for us, though its process may still be there: it must not come back."""

@@ -68,6 +68,7 @@ def _replica(
     plan = coordinator.generations.previous.replicas[replica]
     # A GPU that has just taken a slot's place holds nothing yet.
     live = tuple(slot for slot in plan.live if slot in alive and plan.gpus[slot] == gpus[slot])
+    left_out = tuple(slot for slot in leaving if slot in live)
     return ReplicaSituation(
         replica=replica,
         rack=rack.name,
@@ -77,8 +78,8 @@ def _replica(
         holders=plan.holders,
         live=live,
         returned=tuple(slot for slot in alive if slot not in live and slot not in leaving),
-        left_out=tuple(slot for slot in leaving if slot in live),
-        unfit=wanted is None and any(slot in live for slot in leaving),
+        left_out=left_out,
+        unfit=wanted is None and bool(left_out),
         slow=tuple(slot for slot in slow if slot in alive),
         caps_w=tuple(
             cap or config.emulated.normal_cap_w

@@ -69,8 +69,8 @@ def _build(situation: Situation, subject: ReplicaSituation, kind: ActionKind) ->
     reason = ""
     if subject.left_out and kind in _RESHAPES:
         reason = _nobody_else(situation, subject)
-    if subject.left_out and kind != "grow" and kind in _RESHAPES:
-        situation, subject = _instead(situation, subject, subject.drained)
+        if kind != "grow":
+            situation, subject = _instead(situation, subject, subject.drained)
     reason = reason or _obstacle(situation, subject, kind)
     if reason:
         return _infeasible(situation, subject, kind, reason)

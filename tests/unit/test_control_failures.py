@@ -251,6 +251,21 @@ def test_workers_given_up_while_their_agent_was_away_end_when_it_is_back() -> No
     cluster.check()
 
 
+def test_a_repair_asked_for_while_the_agent_was_away_is_made_up_for() -> None:
+    cluster = running(2, 2, hosts=("a", "b"))
+    cluster.gone_for_good = True  # The workers of a, with what they alone were to tell.
+    cluster.disconnect("a")
+    cluster.run_until(lambda: cluster.shape() == [(), (0, 1)])
+    for gpu in ("rack-0/0", "rack-0/1"):
+        assert cluster.fault(gpu, "repair").ok  # The orders are lost.
+    cluster.run(1.0)
+    cluster.reconnect("a")
+    cluster.run(1.0)
+    assert cluster.approve(cluster.wait_for_proposal(0)).ok
+    cluster.run_until(lambda: cluster.shape() == [(0, 1), (0, 1)])
+    cluster.check()
+
+
 def test_steps_committed_while_the_agent_was_away_are_told_again_once() -> None:
     cluster = running()
     cluster.disconnect("localhost")
